@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from faults_pipeline import PIPELINE_MUTANTS
 from faults_sglang import SGLANG_MUTANTS
 from mutant import Mutant
 
@@ -392,5 +393,6 @@ MUTANTS = [
         "page.node == nullptr || (!FAULT && page.node->removed());",
         TRTLLM,
     ),
+    *PIPELINE_MUTANTS,
     *SGLANG_MUTANTS,
 ]

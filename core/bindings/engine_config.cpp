@@ -82,6 +82,8 @@ void bind_engine_config(nb::module_& m) {
       .add("scheduler_reserve_full_isl", &VllmConfig::scheduler_reserve_full_isl)
       .add("watermark", &VllmConfig::watermark)
       .add("async_scheduling", &VllmConfig::async_scheduling)
+      .add("pipeline_parallel_size", &VllmConfig::pipeline_parallel_size, 1u << 10)
+      .add("spaces_decodes", &VllmConfig::spaces_decodes)
       .add_choice("kv_manager", &VllmConfig::kv_manager,
                   {{"native", KvManagerKind::Native}, {"kvbm", KvManagerKind::Kvbm}})
       .add("eviction_policy", kPolicyMakerType + " | None", "None", &read_eviction)

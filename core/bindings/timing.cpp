@@ -13,6 +13,7 @@
 #include "engine/interpolated_timing.hpp"
 #include "engine/op_table_timing.hpp"
 #include "engine/physical_timing.hpp"
+#include "engine/pipelined_timing.hpp"
 #include "named.hpp"
 
 namespace understudy {
@@ -246,6 +247,14 @@ void bind_timing(nb::module_& m) {
         return of_model(std::make_shared<DraftedTiming>(target.model, first.model, further.model, passes));
       },
       "target"_a, "first"_a, "further"_a, "passes"_a);
+  m.def(
+      "pipelined_timing",
+      [](const std::vector<StepTiming>& stages) {
+        std::vector<std::shared_ptr<const TimingModel>> models;
+        for (const StepTiming& stage : stages) models.push_back(stage.model);
+        return of_model(std::make_shared<PipelinedTiming>(std::move(models)));
+      },
+      "stages"_a);
   m.def("polynomial_timing", [] { return of_model(std::make_shared<PolynomialTiming>()); });
   m.def(
       "constant_timing",

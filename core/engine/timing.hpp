@@ -58,6 +58,12 @@ class TimingModel {
   virtual bool times_decoding_apart() const noexcept { return false; }
   // Most tokens of a step that runs in a captured graph: vLLM's default where the model does not know better.
   virtual std::uint64_t largest_graph() const noexcept { return 512; }
+  // Stages of a pipeline that the model times one by one; 1: it times whole steps.
+  virtual std::size_t num_stages() const noexcept { return 1; }
+  virtual double stage_ms(std::size_t /*stage*/, const StepLoad& load, std::uint64_t capacity_tokens,
+                          const Speedups& speedups) const {
+    return step_ms(load, capacity_tokens, speedups);
+  }
   // Whether the model's data covers such steps. A load below a covered one is covered.
   virtual bool covers(const StepLoad&) const noexcept { return true; }
   virtual bool covers(const DecodeLoad&) const noexcept { return true; }
@@ -77,6 +83,15 @@ struct StepTiming {
   }
   std::int64_t duration_ns(const DecodeLoad& load, std::uint64_t capacity_tokens) const {
     return rounded(model->decode_step_ms(load, capacity_tokens, speedups) * slowdown);
+  }
+  // Divide a step of `whole_ns` among the stages of a pipeline: by the model's times, or evenly if it knows no stages.
+  void divide_ns(const StepLoad& load, std::uint64_t capacity_tokens, std::int64_t whole_ns,
+                 std::span<std::int64_t> out) const {
+    const auto stages = static_cast<std::int64_t>(out.size());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = model->num_stages() == out.size() ? rounded(model->stage_ms(i, load, capacity_tokens, speedups))
+                                                 : whole_ns / stages + (std::int64_t(i) < whole_ns % stages ? 1 : 0);
+    }
   }
   // Time the next steps in which all of these decode; returns how many were timed, from the first on: at least one, at
   // most `out.size()` (itself at most kMostAtOnce).

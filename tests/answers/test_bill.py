@@ -123,6 +123,30 @@ def test_a_file_of_ranks_bills_all_of_them(tmp_path: Path, capsys: pytest.Captur
     assert (engine.given["dp"], engine.given["whole experts"]) == (8, True)
 
 
+def test_stages_of_a_pipeline_are_billed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = [
+        "--model",
+        "Llama-3.1-70B",
+        "--gpu",
+        "H100",
+        "--weight-dtype",
+        "fp8",
+        "--tensor-parallel-size",
+        "2",
+    ]
+    sizes = ["--vary", "pipeline-parallel-size=1,2,3", "--gpu-hour", "H100=2.5"]
+    result, lines = sweep(tmp_path, capsys, *fleet, *sizes)
+    assert sorted(trial["gpus"] for trial in result["trials"]) == [2, 4, 6]
+    audit_money(result, 2.5)
+    stages = {
+        trial["gpus"]: read_engine(shlex.split(each["command"])).given.get("pp", 1)
+        for trial in result["trials"]
+        for each in trial["engines"]
+    }
+    assert stages == {2: 1, 4: 2, 6: 3}
+    assert any("never measured" in line for line in lines)
+
+
 def test_an_older_file_bills_its_gpus_and_says_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

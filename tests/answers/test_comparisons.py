@@ -196,9 +196,7 @@ def test_engines_are_not_compared_on_a_gpu_that_was_never_measured() -> None:
     assert problem is not None
     assert problem.startswith("the times of vLLM were never measured there (preset")
     assert find_unmeasured(runs[:1] * 2) is None
-    stages = (
-        "preset: Llama-3.1-70B on 4 x H100 in 2 stages, whose times were never measured, fitted: InferenceX"
-    )
+    stages = "preset: Llama-3.1-70B on 4 x H100, uncalibrated: 2 stages of a pipeline, whose times were never measured"
     assert find_unmeasured([[("vllm", stages)], [("sglang", own.format("H100", "SGLang"))]]) is not None
 
 

@@ -59,7 +59,9 @@ def test_graphs_of_larger_steps_have_no_floor_of_launches(tmp_path: Path) -> Non
         ({"backend": "tgi"}, "backend 'tgi' is not known; known are vllm, sglang, trtllm"),
         ({"least_length": "1.5"}, "least_length must be a share of at most 1"),
         ({"speculation": "mtp"}, "needs a method .* number of drafts .* acceptance_per_position"),
-        ({"pp_size": "2"}, "pp_size: pipeline parallelism is not timed"),
+        ({"pp_size": "99"}, "pipeline_parallel_size=99 exceeds the 32 layers"),
+        ({"pp_size": "2", "backend": "sglang"}, "pipelines of SGLang are not simulated"),
+        ({"dcp_size": "2"}, "dcp_size: context parallelism is not simulated"),
         ({"attention_dp_size": "2"}, "attention_dp_size=2 is for experts that ranks share"),
         (
             {"cudagraph_capture_sizes": "1 2", "max_cudagraph_capture_size": "8"},
@@ -86,6 +88,23 @@ def test_ranks_of_attention_are_data_parallel_ranks_that_share_experts(tmp_path:
     assert found.experiment(1).deployment.parallel == Parallelism(tensor=2, data=4, expert=8)
     with pytest.raises(InvalidArgument, match="attention_dp_size=4 ranks of tp_size=2 have 8 GPUs"):
         found.experiment(2)
+
+
+def test_stages_of_a_row_share_its_layers(tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "tp_size": tensor, "pp_size": stages}
+        for tensor, stages in (("1", "2"), ("2", "1"), ("1", "1"))
+    ]
+    found = Table.read(table(tmp_path / "in.csv", *rows))
+    piped, tensor, alone = (found.experiment(place) for place in range(3))
+    assert piped.deployment.parallel == Parallelism(tensor=1, pipeline=2)
+    assert isinstance(piped.engine, VllmConfig)
+    assert piped.engine.pipeline_parallel_size == 2
+    assert piped.engine.num_gpu_blocks > 2 * alone.engine.num_gpu_blocks
+    times = [one.predict(one.preset().efficiencies)["tpot_ms"] for one in (piped, tensor, alone)]
+    assert times[1] < times[0]  # a token passes both stages
+    assert piped.preset().origin.startswith("2 stages of a pipeline, whose times were never measured")
+    assert piped.preset().range_text == "no error is known of a pipeline"
 
 
 def test_speculation_has_the_acceptance_of_the_row(tmp_path: Path) -> None:

@@ -43,27 +43,30 @@ class ClockLoop:
         self.device_free = 0
         self.queue: deque[tuple[Plan, int]] = deque()  # with the time at which its tokens are there
         self.seen = Seen()
+        self.depth = DEPTH if self.model.config.async_scheduling else 1
 
     def run(self) -> Seen:
-        depth = DEPTH if self.model.config.async_scheduling else 1
         while True:
             self._read_arrivals()
             self._read_aborts()
             if self._has_requests():
                 changed = self._schedule()
-                if not changed and not any(plan.scheduled for plan, _ in self.queue):
+                if self._stands_still(changed=changed):
                     # Nobody fits and nothing is under way: so it stays until somebody comes or goes.
                     self.queue.clear()
                     if not self._wait_for_input():
                         return self.seen
                     continue
-                if len(self.queue) < depth:
+                if len(self.queue) < self.depth:
                     continue
             elif not self.queue:
                 if not self._wait_for_input():
                     return self.seen
                 continue
             self._receive()
+
+    def _stands_still(self, *, changed: bool) -> bool:
+        return not changed and not any(plan.scheduled for plan, _ in self.queue)
 
     def _has_requests(self) -> bool:
         return bool(self.model.running or self.model.waiting)

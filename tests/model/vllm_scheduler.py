@@ -235,7 +235,7 @@ class VllmModel:
         while self.waiting and plan.budget > 0 and len(self.running) < room:
             request = self.waiting[0]
             full = self.config.max_loras is not None and len(adapters) >= self.config.max_loras
-            if full and request.lora and request.lora not in adapters:
+            if (full and request.lora and request.lora not in adapters) or not self._may_start(request):
                 request.passed_over = True
                 self.waiting.pop(0)
                 continue
@@ -254,6 +254,10 @@ class VllmModel:
             self.waiting.pop(0)
             adapters |= {request.lora} - {0}
             self._start(request, hit_tokens, count, plan)
+
+    def _may_start(self, request: Request) -> bool:  # noqa: ARG002
+        """Whether a waiting request may be tried now; else it is passed over."""
+        return True
 
     def _start(self, request: Request, cached: int, count: int, plan: Plan) -> None:
         """It has its blocks: from now on it runs."""

@@ -195,7 +195,10 @@ def test_every_verb_has_the_same_names_of_these_flags(capsys: pytest.CaptureFixt
     for verb, without in (
         ("replay", ()),
         ("predict", ("front-end-ms",)),
-        ("calibrate", ("gpu-weights", "front-end-ms", "extrapolate")),
+        (
+            "calibrate",
+            ("gpu-weights", "front-end-ms", "extrapolate", "pipeline-parallel-size", "stage-link-gbps"),
+        ),
     ):
         with pytest.raises(SystemExit):
             main([verb, "--help-all" if verb == "replay" else "--help"])

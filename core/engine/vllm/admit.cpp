@@ -43,7 +43,8 @@ void VllmEngine::admit_waiting(std::int64_t now_ns) {
       refusal_.stands = true;
       return;
     }
-    if (lacks_adapter(request)) {
+    // A preempted request waits until batches with its tokens have left the pipeline.
+    if (lacks_adapter(request) || request.in_flight > 0) {
       queues_.skip(*queue);
       continue;
     }

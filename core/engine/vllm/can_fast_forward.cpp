@@ -9,6 +9,7 @@ namespace understudy {
 std::optional<StepReason> VllmEngine::why_step() const {
   if (!fast_forwards_) return StepReason::Off;
   if (failed_) return StepReason::Raised;
+  if (pipeline_) return StepReason::Pipeline;  // batches end at times of their own
   if (grouped_ != nullptr) {
     // Members that wait for evicted blocks to be copied are stepped.
     if (tiers_ && !offload_ && tiers_->config().mode != OffloadMode::WriteThrough) return StepReason::GroupCopies;

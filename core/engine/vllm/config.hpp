@@ -59,6 +59,8 @@ struct VllmConfig final : EngineConfig {
   std::uint32_t max_loras = kUnlimited;         // adapters in one batch
   std::uint32_t prefill_schedule_interval = 1;  // steps from one with a prompt to the next, while others decode
   bool async_scheduling = false;
+  std::uint32_t pipeline_parallel_size = 1;  // stages, each with a part of the layers
+  bool spaces_decodes = false;  // asynchronously a request decodes once in as many schedules as there are stages
   KvManagerKind kv_manager = KvManagerKind::Native;
   // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
   std::function<PolicyConfig()> eviction;

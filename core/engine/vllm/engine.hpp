@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "engine/announcer.hpp"
@@ -30,6 +29,7 @@
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/left_blocks.hpp"
 #include "engine/vllm/live_request.hpp"
+#include "engine/vllm/pipeline.hpp"
 #include "engine/vllm/prefill_interval.hpp"
 #include "engine/vllm/step_reason.hpp"
 #include "engine/vllm/waiting_queues.hpp"
@@ -56,11 +56,9 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   const Effects& submit(RequestSpec spec, std::int64_t now_ns) override;
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
   const Effects& cancel(RequestId id, std::int64_t now_ns) override;
-  // While off, `advance` raises WrongState: drivers step.
-  void set_admitting(bool on) override;
+  void set_admitting(bool on) override;  // while off, `advance` raises WrongState: drivers step
   bool drained() const override;
-  // Drops every unreferenced block of the device.
-  void forget_cache(std::int64_t now_ns) override;
+  void forget_cache(std::int64_t now_ns) override;  // drops every unreferenced block of the device
   // Drop what the connector stores, and the blocks of the device if none is in use (vLLM: reset_prefix_cache with
   // reset_connector). False: blocks are in use, or the connector cannot.
   bool reset_caches(std::int64_t now_ns);
@@ -68,10 +66,9 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   void set_link_share(std::int64_t now_ns, Tier tier, double share) override;
   void set_load_failures(Tier tier, double rate) override;
   std::vector<std::int64_t> gaps_of(RequestId id) const override;
-  // One that has not ended; InvalidArgument when there is none.
-  const EngineRequest& request(RequestId id) const;
+  const EngineRequest& request(RequestId id) const;  // that has not ended; else InvalidArgument
   // No request is here.
-  bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0; }
+  bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && !plans() && parked_ == 0; }
   void finish_transfers() override;
   std::int64_t next_landing_ns() const override;
   const Effects& land(std::int64_t now_ns) override;
@@ -111,8 +108,7 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   // happened.
   using Engine::take_events;
   void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
-  // With config().published_blocks.
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) override;
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) override;  // published_blocks
   std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
@@ -130,8 +126,7 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
 
   // requests.cpp
   std::size_t num_waiting() const noexcept { return queues_.size(); }
-  // No request is here that may go on.
-  bool quiescent() const { return idle() || (!admitting_ && drained()); }
+  bool quiescent() const { return idle() || (!admitting_ && drained()); }  // no request is here that may go on
   void on_requests_changed();
   void read_input(std::int64_t now_ns);
   void retire(EngineRequest& request, bool aborted, std::int64_t now_ns);
@@ -249,13 +244,16 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   FetchStages fetch_stages() const;
   std::uint64_t check_offload() const;
 
-  // step.cpp
-  const StepLoad& open_load() const noexcept { return config_.async_scheduling ? open_.load : load_; }
+  // step.cpp, pipeline.cpp
+  const StepLoad& open_load() const noexcept { return config_.async_scheduling || pipeline_ ? open_.load : load_; }
   const std::vector<Scheduled>& batch() const noexcept;  // of the open step
   std::int64_t retime_step(const RankLoad& ranks);
   void begin_recorded_step(std::int64_t now_ns);
+  bool plans() const noexcept { return !planned_.empty() || (pipeline_ && pipeline_->computes()); }  // a later batch
   void sync_to(std::int64_t now_ns);
   void begin_one_step(std::int64_t now_ns);
+  void begin_pipelined_step(std::int64_t now_ns);
+  bool schedule_in_pipeline(std::int64_t now_ns);
   std::int64_t try_schedule(std::int64_t now_ns);
   bool found_work(std::int64_t now_ns);
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
@@ -326,10 +324,8 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   RunRows* run_rows_ = nullptr;            // of a backend of runs; null: of another
   GroupedBackend* grouped_ = nullptr;      // the same, with several KV cache groups
   std::unique_ptr<GroupRows> group_rows_;  // null: one group, or events of groups are taken as they are
-  std::uint64_t capacity_tokens_;
-  std::uint64_t watermark_blocks_;
-  BurstSampler bursts_;
-  BurstSampler acceptance_;
+  std::uint64_t capacity_tokens_, watermark_blocks_;
+  BurstSampler bursts_, acceptance_;
 
   // Requests.
   std::vector<EngineRequest> requests_;  // by slot
@@ -375,6 +371,7 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   std::vector<std::uint32_t> adapters_;  // adapters in the batch
   Batch open_;                           // asynchronously: the batch of the open step
   Batch planned_;                        // the batch behind it
+  std::unique_ptr<Pipeline> pipeline_;   // batches in flight; null: one stage
 
   // Time.
   StepClock clock_;

@@ -96,6 +96,7 @@ std::int64_t VllmEngine::next_visible_ns() const {
 
 std::int64_t VllmEngine::finish_bound() const {
   if (idle() && !clock_.in_step) return kNever;
+  if (pipeline_) return clock_.now_ns;  // batches in flight end one soon after the other
   if (begins_in_order() && !polling_) return clock_.now_ns;
   std::int64_t from_ns = polling_ && !clock_.in_step ? next_poll_ns() : clock_.now_ns;
   if (from_ns == kNever || (polling_ && begins_in_order())) return from_ns;

@@ -45,6 +45,11 @@ struct alignas(64) EngineRequest : KvRequest {
   std::int64_t load_begun_ns = 0;
   std::uint64_t last_step = 0;  // last step with this request, counting steps that computed a token
 
+  // Pipeline parallelism.
+  std::uint32_t in_flight = 0;    // batches in the pipeline that compute tokens of it
+  std::uint64_t eligible_at = 0;  // first schedule that may give it its next token
+  std::int64_t token_ns = 0;      // end of the last batch that samples a token of it
+
   // Its next token is the only one that has no KV.
   bool decodes() const noexcept { return computed + 1 == known && computed >= spec.prompt_tokens && !tokens.empty(); }
 

@@ -135,7 +135,7 @@ void VllmEngine::set_admitting(bool on) {
 }
 
 bool VllmEngine::drained() const {
-  return running_.empty() && planned_.empty() && parked_ == 0 &&
+  return running_.empty() && !plans() && parked_ == 0 &&
          std::ranges::none_of(queues_.skipped().ids(),
                               [this](RequestSlot slot) { return kv_->holds(requests_[slot]); });
 }

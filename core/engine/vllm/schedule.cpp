@@ -135,6 +135,7 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
   if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
     return 0;  // the last token is in flight
+  if (pipeline_ && pipeline_->schedules() + 1 < request.eligible_at) return 0;
   const std::uint32_t tokens =
       std::min(request.known + request.drafts + request.ahead - request.computed, prefill_cap_);
   const std::uint32_t room = config_.max_model_len - std::min(request.computed + 1, config_.max_model_len);

@@ -61,6 +61,31 @@ void require_connector(const VllmConfig& c) {
   refuse(c.max_loras != VllmConfig::kUnlimited, "max_loras");
 }
 
+// Batches in flight work with one KV cache group that stays on the device.
+void require_pipeline(const VllmConfig& c) {
+  const auto refuse = [](bool given, const char* field) {
+    if (given) {
+      throw Error(ErrorKind::ConfigError, "pipeline_parallel_size: stages of a pipeline do not work with ", field,
+                  " yet");
+    }
+  };
+  refuse(c.speculation.tokens > 0, "num_speculative_tokens");
+  refuse(!c.mocker.accept_rates.empty(), "accept_rates");
+  refuse(c.transfer.has_value(), "kv_role");
+  refuse(c.offload.has_value(), "vLLM's offload");
+  refuse(static_cast<bool>(c.connector), "connector");
+  refuse(!c.groups.empty(), "several KV cache groups");
+  refuse(c.lockstep_ns > 0, "a load in lockstep");
+  refuse(c.prefill_schedule_interval > 1, "prefill_schedule_interval");
+}
+
+// No tiers, and no ranks that step together.
+void require_alone(const VllmConfig& c, bool has_tiers, bool in_group) {
+  if (c.pipeline_parallel_size == 1 || !(has_tiers || in_group)) return;
+  throw Error(ErrorKind::ConfigError, "pipeline_parallel_size: stages of a pipeline do not work with ",
+              has_tiers ? "tiers" : "data-parallel ranks that share experts", " yet");
+}
+
 const VllmConfig& checked(const VllmConfig& c) {
   const auto at_least_one = [](std::uint64_t value, const char* field) {
     if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
@@ -70,6 +95,8 @@ const VllmConfig& checked(const VllmConfig& c) {
   at_least_one(c.max_model_len, "max_model_len");
   at_least_one(c.max_num_active_seqs, "max_num_active_seqs");
   at_least_one(c.max_loras, "max_loras");
+  at_least_one(c.pipeline_parallel_size, "pipeline_parallel_size");
+  if (c.pipeline_parallel_size > 1) require_pipeline(c);
   if (c.max_num_active_seqs != VllmConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
     throw Error(ErrorKind::ConfigError, "max_num_active_seqs must not be above max_num_seqs=", c.max_num_seqs, ", got ",
                 c.max_num_active_seqs);
@@ -269,6 +296,7 @@ std::shared_ptr<const GroupLayout> VllmConfig::group_layout() const {
 }
 
 std::unique_ptr<Engine> VllmConfig::make_ranks(std::span<const EngineSite> sites) const {
+  require_alone(*this, false, true);
   std::vector<std::unique_ptr<VllmEngine>> ranks;
   for (const EngineSite& site : sites) ranks.push_back(make_vllm(*this, site));
   return std::make_unique<RankGroup>(std::move(ranks));
@@ -296,6 +324,15 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       reports_batches_(site.reports_batches),
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
+  require_alone(config_, site.tiers != nullptr, false);
+  if (const std::size_t stages = config_.pipeline_parallel_size; stages > 1) {
+    pipeline_ = std::make_unique<Pipeline>(stages, stages + (config_.spaces_decodes ? 1 : 0));
+  }
+  const std::size_t timed = timing_.model == nullptr ? 1 : timing_.model->num_stages();
+  if (timed > 1 && timed != config_.pipeline_parallel_size) {
+    throw Error(ErrorKind::ConfigError, "pipeline_parallel_size=", config_.pipeline_parallel_size,
+                " contradicts the times, which are those of ", timed, " stages");
+  }
   if (!config.groups.empty()) {
     auto grouped = std::make_unique<GroupedBackend>(config_);
     grouped_ = grouped.get();

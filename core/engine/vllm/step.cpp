@@ -56,6 +56,7 @@ void VllmEngine::report_batch() {
 }
 
 void VllmEngine::begin_one_step(std::int64_t now_ns) {
+  if (pipeline_) return begin_pipelined_step(now_ns);
   sync_to(now_ns);
   // Behind an empty queue, the beginning batch is scheduled first.
   std::int64_t ready_ns = now_ns;
@@ -96,7 +97,7 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
 }
 
 const std::vector<Scheduled>& VllmEngine::batch() const noexcept {
-  return config_.async_scheduling ? open_.turns : log_.scheduled;
+  return config_.async_scheduling || pipeline_ ? open_.turns : log_.scheduled;
 }
 
 // Brings the engine to the begin of a step: transfers that end by then have landed.
@@ -224,6 +225,11 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   clock_.in_step = false;
   finish_bound_.reset();
   clock_.now_ns = end_ns;
+  if (pipeline_) {  // the batch has left it
+    for (const Scheduled& turn : open_.turns) {
+      if (live(turn)) --requests_[turn.slot].in_flight;
+    }
+  }
   receive_tokens(batch(), end_ns);
   update_from_connector(std::exchange(open_.output, {}), end_ns);
   if (offload_links_) offload_after_step(end_ns);

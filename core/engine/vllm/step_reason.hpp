@@ -10,6 +10,7 @@ namespace understudy {
 enum class StepReason : std::uint8_t {
   Off,
   Raised,
+  Pipeline,
   Idle,
   Budget,
   Timing,
@@ -32,6 +33,7 @@ enum class StepReason : std::uint8_t {
 inline constexpr std::array kStepReasons = {
     "fast-forward is off, or every step is reported",
     "the last schedule raised",
+    "batches in the stages of a pipeline end at times of their own",
     "no request runs, or a step is open",
     "more requests run than a step has tokens",
     "the timing model reads more than sums over requests",

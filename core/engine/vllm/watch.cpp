@@ -206,6 +206,13 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
   }
+  for (std::size_t i = 0; pipeline_ && i < pipeline_->queue().size(); ++i) {
+    const auto& [batch, end_ns] = pipeline_->queue()[i];
+    planned = mix(planned, end_ns);
+    for (const Scheduled& turn : batch.turns) {
+      if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
+    }
+  }
   const PoolMetrics m = kv_->metrics();
   counts =
       mix(0, m.reset_blocks, m.inactive_blocks, m.active_references, m.mutable_blocks, m.evictions, m.registrations);

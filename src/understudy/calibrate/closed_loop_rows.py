@@ -15,6 +15,7 @@ from understudy.calibrate.row_engine import (
     read_captures,
 )
 from understudy.calibrate.row_settings import check_requests, read_weight_type
+from understudy.context_parallel import refuse_context_parallel
 from understudy.defaults import LEAST_LENGTH
 from understudy.errors import InvalidArgument
 from understudy.timing.deployment import Deployment, Parallelism
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from understudy.timing.architecture import Architecture
 
 _PROMPTS_PER_SLOT = 10
+_CONTEXT = ("dcp_size", "cp_size")
 COLUMNS = (
     *(
         "key",
@@ -40,6 +42,7 @@ COLUMNS = (
         "num_prompts",
     ),
     *("least_length", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "pp_size"),
+    *_CONTEXT,
     *ENGINE_COLUMNS,
     *("ttft_ms", "tpot_ms"),
 )
@@ -85,18 +88,19 @@ def read_closed_loop(row: TableRow) -> Experiment:
 
 def _read_parallelism(row: TableRow, model: Architecture) -> Parallelism:
     """Read the parallel sizes; experts on more GPUs than a rank has mean several ranks."""
-    if row.count("pp_size", 1) > 1:
-        raise InvalidArgument(
-            f"{row.where}: pp_size: pipeline parallelism is not timed in tables; leave the row out"
-        )
-    tensor, ranks = row.count("tp_size", 1), row.count("attention_dp_size", 0)
+    refuse_context_parallel({name: row.count(name, 1) for name in _CONTEXT})
+    tensor, ranks, stages = (
+        row.count("tp_size", 1),
+        row.count("attention_dp_size", 0),
+        row.count("pp_size", 1),
+    )
     if not model.num_experts:
         if ranks > 1:
             raise InvalidArgument(
                 f"{row.where}: attention_dp_size={ranks} is for experts that ranks share, and {model.name} has none; "
                 "give the load of one rank, and leave it out"
             )
-        return Parallelism(tensor=tensor)
+        return Parallelism(tensor=tensor, pipeline=stages)
     expert = row.count("moe_ep_size", 1)
     sharded = max(tensor * max(ranks, 1) // expert, 1)
     gpus = row.count("moe_tp_size", sharded) * expert
@@ -109,7 +113,7 @@ def _read_parallelism(row: TableRow, model: Architecture) -> Parallelism:
             f"{row.where}: attention_dp_size={ranks} ranks of tp_size={tensor} have {ranks * tensor} GPUs, but "
             f"moe_tp_size · moe_ep_size = {gpus}; correct one of them"
         )
-    return Parallelism(tensor=tensor, data=gpus // tensor, expert=expert)
+    return Parallelism(tensor=tensor, data=gpus // tensor, expert=expert, pipeline=stages)
 
 
 def _read_concurrency(row: TableRow) -> tuple[int, int]:

@@ -11,14 +11,16 @@ import numpy as np
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
 from understudy.defaults import choose_limits, is_default
 from understudy.engines.kinds.registry import find_kind
-from understudy.errors import InvalidArgument
+from understudy.errors import ConfigError, InvalidArgument
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Basis, Physical
+from understudy.timing.pipeline import label_stages, stage_coefficients
 from understudy.timing.presets import Preset, preset
 
 if TYPE_CHECKING:
     from understudy.calibrate.load import Load
     from understudy.engines.engine_config import EngineConfig
+    from understudy.timing.coefficients import StepCoefficients
     from understudy.timing.deployment import Deployment
     from understudy.timing.efficiencies import Efficiencies
 
@@ -53,7 +55,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     def preset(self) -> Preset:
         """Find the preset of the deployment."""
         deployment = self.deployment
-        return preset(
+        found = preset(
             deployment.model,
             deployment.gpu,
             deployment.weights,
@@ -61,6 +63,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
             release=self.release,
             engine=self.backend,
         )
+        return label_stages(found, deployment.parallel.pipeline)
 
     def measurement(self, name: str) -> float:
         """Return a measured mean. InvalidArgument if it is missing or not a number above 0."""
@@ -83,6 +86,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
             coefficients = msgspec.structs.replace(coefficients, captures=self.captures)
         timing = Physical(
             coefficients=coefficients,
+            stages=self._stages(efficiencies),
             basis=Basis(deployment=self.deployment, efficiencies=efficiencies),
         )
         engine = msgspec.structs.replace(self.engine, timing=timing)
@@ -96,6 +100,13 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
             )
             for load in self.loads
         ]
+
+    def _stages(self, efficiencies: Efficiencies) -> tuple[StepCoefficients, ...]:
+        """Return the coefficients of a pipeline's stages, with the row's captured graphs."""
+        stages = stage_coefficients(self.deployment, efficiencies)
+        if self.captures is None:
+            return stages
+        return tuple(msgspec.structs.replace(one, captures=self.captures) for one in stages)
 
     def predict(self, efficiencies: Efficiencies) -> dict[str, float]:
         """Predict the mean times (ms) over all requests; NaN for TPOT and ITL of one-token answers."""
@@ -119,7 +130,12 @@ def build_engine_config(
 
     The others are what the engine chooses for the GPU. Without a deployment `num_gpu_blocks` is required.
     """
-    config = find_kind(engine).config_class(**given)
+    kind = find_kind(engine)
+    if deployment is not None and (stages := deployment.parallel.pipeline) > 1:
+        if "pipeline_parallel_size" not in kind.config_class.__struct_fields__:
+            raise ConfigError(f"pipeline_parallel_size={stages}: pipelines of {kind.title} are not simulated")
+        given = {**given, "pipeline_parallel_size": stages}
+    config = kind.config_class(**given)
     if deployment is None:
         return config
     gpu = deployment.gpu

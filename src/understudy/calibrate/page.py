@@ -36,7 +36,7 @@ def page(
 ) -> str:
     """Return the whole page as self-contained text, with the notes at the top."""
     deployment = file.deployment
-    title = f"{file.model.name} on {deployment.parallel.tensor * deployment.parallel.data} × {file.gpu.name}"
+    title = f"{file.model.name} on {deployment.parallel.gpus} × {file.gpu.name}"
     cards = [_means(benchmarks, outcomes)]
     for benchmark, outcome in zip(benchmarks, outcomes, strict=True):
         if benchmark.detailed:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from understudy.timing.fitted_engine import FittedEngine
 
 
-UNUSED_IN_FITS = ("gpu-weights", "front-end-ms", "extrapolate")
+UNUSED_IN_FITS = ("gpu-weights", "front-end-ms", "extrapolate", "pipeline-parallel-size", "stage-link-gbps")
 MODEL_AND_GPU_FLAGS = ("model", "kv-dtype", *GPU_FLAGS)
 ENGINE_FLAGS = (
     "max-num-seqs",

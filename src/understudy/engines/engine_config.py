@@ -273,6 +273,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return 0
 
     @property
+    def num_stages(self) -> int:
+        """Number of stages of its pipeline; 1: none."""
+        return 1
+
+    @property
     def profile(self) -> VersionProfile:
         """Rules of the vLLM release whose front end chooses among data-parallel ranks."""
         return find_profile(NEWEST)

@@ -35,6 +35,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     `self_preemption_ends`: when a request preempts itself, no running request behind it is scheduled in that step.
     `counts_running_loras`: `max_loras` counts the adapters of all running requests, else of those already scheduled.
     `has_prefill_interval`: `prefill_schedule_interval` has an effect on a single engine.
+    `has_batch_queue`: the queue of batches of a pipeline is known.
     `has_largest_limits`: a device of at least 160 GiB has limits of a batch of its own (`understudy.defaults`).
     `memory_share`: default of `gpu_memory_utilization`.
     `front_counts_sent`: the front end of data-parallel ranks balances by the requests that it has sent to each, and by
@@ -61,6 +62,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     self_preemption_ends: bool = True
     counts_running_loras: bool = False
     has_prefill_interval: bool = False
+    has_batch_queue: bool = False
     has_largest_limits: bool = False
     memory_share: float = MEMORY_SHARE
     front_counts_sent: bool = True
@@ -86,6 +88,7 @@ PROFILES: dict[str, VersionProfile] = {
             self_preemption_ends=False,
             counts_running_loras=True,
             has_prefill_interval=True,
+            has_batch_queue=True,
             spec_pads_within_context=True,
             spec_pads_hits=True,
             spec_hashes_ahead=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.checks import whole_number
+from understudy.context_parallel import CONTEXT_PARALLEL, refuse_context_parallel
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -146,5 +147,6 @@ def _check_parallel(options: dict[str, Any]) -> None:
     for name in ("pipeline_parallel_size", "pp_size"):
         if options.pop(name, 1) not in (None, 1):
             raise ConfigError(f"{name}: pipeline parallelism is not simulated; leave it out")
-    for name in _PARALLEL:
+    refuse_context_parallel(options)
+    for name in (*CONTEXT_PARALLEL, *_PARALLEL):
         options.pop(name, None)  # step times have it

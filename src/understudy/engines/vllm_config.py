@@ -29,6 +29,7 @@ from understudy.engines.kv_groups import take_kind_names
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
+from understudy.engines.pipeline import note_pipeline, refuse_pipeline, spaces_decodes
 from understudy.engines.speculation_cost import add_drafter, note_speculation
 from understudy.engines.vllm_checks import (
     fit_defaults,
@@ -98,13 +99,17 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         super().__post_init__()
         self._check_types()
         self._check_limits(
-            ("max_num_active_seqs", "max_loras", "prefill_schedule_interval", "prefix_match_unit")
+            (
+                *("max_num_active_seqs", "max_loras", "prefill_schedule_interval", "prefix_match_unit"),
+                "pipeline_parallel_size",
+            )
         )
         threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
         msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
         fit_defaults(self)
         refuse_contradictions(self)
         refuse_absent(self, self.profile, self.vllm_version)
+        refuse_pipeline(self, self.profile, self.vllm_version)
         refuse_unused(self)
         if self.eviction_policy is not None:
             policy = read_policy("eviction_policy", self.eviction_policy)
@@ -240,7 +245,7 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def notes(self, *, own_times: bool = False) -> list[str]:
         """Note the acceptance and the cost of drafts, and an eviction order that vLLM does not have."""
-        notes = note_speculation(self, own_times=own_times)
+        notes = [*note_speculation(self, own_times=own_times), *note_pipeline(self)]
         if self.has_engine_eviction_order:
             return notes
         return [
@@ -328,6 +333,7 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         profile = profile or self.profile
         refuse_absent(self, profile, profile.name)
+        is_asynchronous = self._schedules_ahead(profile)
         reserve = self.scheduler_reserve_full_isl
         drafts = self.speculative_config
         speculation = None
@@ -342,7 +348,8 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
                 profile,
                 self,
                 scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
-                async_scheduling=self._schedules_ahead(profile),
+                async_scheduling=is_asynchronous,
+                spaces_decodes=spaces_decodes(self, is_asynchronous=is_asynchronous),
                 mocker=self.mocker.native(),
                 speculation=speculation,
                 offload=offload,

@@ -37,6 +37,8 @@ class VllmSettings(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Adapters per batch: a request whose adapter does not fit waits, and others pass it. With enable_lora."""
     async_scheduling: bool | None = None
     """None: vLLM's own choice, which since 0.14 is to schedule one batch ahead where possible."""
+    pipeline_parallel_size: int = 1
+    """Stages of the engine: as many batches are in flight, or one more with async_scheduling. Since vLLM 0.33."""
     kv_manager: Literal["native", "kvbm"] = "native"
     """Block manager: vLLM's, or Dynamo's."""
     eviction_policy: Any = None
@@ -59,6 +61,11 @@ class VllmSettings(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def profile(self) -> VersionProfile:
         """Rules of the release."""
         return find_profile(self.vllm_version)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of its pipeline; 1: none."""
+        return self.pipeline_parallel_size
 
     @property
     def memory_share(self) -> float:

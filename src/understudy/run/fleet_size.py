@@ -49,14 +49,14 @@ def describe_engines(engines: int, ranks: int) -> str:
 
 
 def size_group(engines: int, engine: EngineConfig, gpu: GpuSettings | None) -> GroupSize:
-    """Return the size of `engines` equal engines. A rank without a known GPU counts as one GPU."""
+    """Return the size of `engines` equal engines. A rank without a known GPU counts as one GPU per stage."""
     ranks, fitted = engine.data_parallel_size, fitted_deployment(engine)
     if gpu is not None:
         name = None if gpu.name is None else find_gpu(gpu.name).name
-        return GroupSize(engines, ranks, gpu.tensor_parallel_size, name)
+        return GroupSize(engines, ranks, gpu.tensor_parallel_size * gpu.pipeline_parallel_size, name)
     if fitted is None:
-        return GroupSize(engines, ranks, 1)
-    return GroupSize(engines, ranks, fitted.parallel.tensor, fitted.gpu.name)
+        return GroupSize(engines, ranks, engine.num_stages)
+    return GroupSize(engines, ranks, fitted.parallel.rank_gpus, fitted.gpu.name)
 
 
 def list_sizes(settings: ReplaySettings) -> list[GroupSize]:

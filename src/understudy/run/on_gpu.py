@@ -70,4 +70,4 @@ def find_weight_bytes(gpus: GpuSettings, model: str | None, kv_dtype: str | None
     if model is None or not gpus.is_known:
         return None
     deployed = gpus.deployment(model, kv_dtype)
-    return deployed.weight_bytes_per_gpu * deployed.parallel.tensor
+    return sum(deployed.stage_weight_bytes) * deployed.parallel.tensor

@@ -10,6 +10,7 @@ import numpy as np
 from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.router.router import Router
+from understudy.run.stages import join_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,13 @@ def refuse_ranks_of_pools(pools: Sequence[WorkerPool]) -> None:
 
 
 def join_ranks(engine: _Engine, gpu: GpuSettings | None) -> tuple[_Engine, GpuSettings | None]:
-    """Give engine and GPUs the same number of ranks, however it was asked for; ConfigError if both give one."""
+    """Give engine and GPUs the same number of ranks and stages, however they were asked for.
+
+    ConfigError if both give one.
+    """
     if gpu is None:
         return engine, gpu
+    engine, gpu = join_stages(engine, gpu)
     own, asked = engine.data_parallel_size, gpu.data_parallel_size
     if own > 1 and asked not in (1, own):
         raise ConfigError(

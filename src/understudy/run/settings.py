@@ -41,6 +41,7 @@ from understudy.run.ranks import (
 )
 from understudy.run.read_pools import read_pools, take_route_rejected
 from understudy.run.routing_choice import Routing
+from understudy.run.stages import join_stages
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
@@ -268,6 +269,7 @@ def apply_gpus(
     has_timing: bool,
 ) -> tuple[_Engine, tuple[str, ...]]:
     """Set limits, step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
+    engine, gpu = join_stages(engine, gpu)
     engine = engine.choose_defaults(gpu, model)
     if engine.kv_cache_groups and not has_blocks:
         raise ConfigError(

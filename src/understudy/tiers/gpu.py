@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,7 @@ from understudy.groups import GroupPlan, groups_of_model, layers_of_model
 from understudy.kv.counts import count
 from understudy.tiers.model_shape import ModelShape
 from understudy.tiers.sizes import parse_bytes
+from understudy.tiers.timed_model import check_stages, find_timed_architecture, refuse_stages_of_groups
 from understudy.timing.capacity import (
     BLOCKS_PLUS_MINUS,
     KvMemory,
@@ -26,11 +27,9 @@ from understudy.timing.find_architecture import find_architecture
 from understudy.timing.fitted_for import check_fitted_for, facts_of
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
 from understudy.timing.physical import Basis, Origin, Physical
+from understudy.timing.pipeline import label_stages, stage_coefficients
 from understudy.timing.presets import preset
 from understudy.timing.sources import Aiconfigurator, MeasuredKernels
-
-if TYPE_CHECKING:
-    from understudy.timing.architecture import Architecture
 
 
 class Blocks(NamedTuple):
@@ -61,6 +60,10 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overhead: int | str | None = None
     """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    """Stages of a worker, each with a part of the layers on `tensor_parallel_size` GPUs."""
+    stage_link_gbps: float | None = None
+    """Bandwidth per direction of the link from a GPU to that of the next stage, GB/s (default: the GPU's link)."""
     data_parallel_size: int = 1
     """Ranks of an engine, which share the experts of a model; each rank is a worker."""
     expert_parallel_size: int | None = None
@@ -79,7 +82,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Use the times of the aiconfigurator package instead of a preset."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "data_parallel_size"):
+        for name in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
             count(name, getattr(self, name), 1, ConfigError)
         sheet = (self.bandwidth_gbps, self.tflops)
         if self.name is not None and any(value is not None for value in sheet):
@@ -98,6 +101,11 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     f"{unused[0]} affects step times, and memory and weights alone give only the number of blocks; "
                     "give gpu.name (--gpu) or a data sheet too, or leave it out"
                 )
+        check_stages(
+            self.pipeline_parallel_size,
+            self.stage_link_gbps,
+            has_kernels=self.op_tables is not None or self.aiconfigurator,
+        )
         if self.extrapolate and self.op_tables is None:
             raise ConfigError("--extrapolate is for op tables; give their folder as --timing")
         if self.op_tables is not None and self.aiconfigurator:
@@ -119,7 +127,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of all ranks."""
+        """Number of GPUs of all ranks that share the experts of a layer: those of one stage."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
@@ -146,6 +154,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Build the step times of `model` on these GPUs with an engine's presets. ConfigError names the field."""
         deployed = self.deployment(model, kv_dtype)
         found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv, engine=engine)
+        found = label_stages(found, deployed.parallel.pipeline)
         front_end_ms = found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms
         if self.op_tables is not None:
             return MeasuredKernels(
@@ -157,7 +166,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.aiconfigurator:
             return Aiconfigurator(deployment=deployed, front_end_ms=front_end_ms)
-        gpus = deployed.parallel.tensor * deployed.parallel.data
+        gpus = deployed.parallel.gpus
         linked = "" if self.name is None or self.link_gbps is None else f" (links of {self.link_gbps:g} GB/s)"
         detail = (
             f"{deployed.model.name} in {deployed.weights} (KV {deployed.kv}) on {f'{gpus} x ' if gpus > 1 else ''}"
@@ -165,6 +174,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
         return Physical(
             coefficients=deployed.coefficients(found.efficiencies),
+            stages=stage_coefficients(deployed, found.efficiencies),
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
             front_end_ms=front_end_ms,
             basis=Basis(deployment=deployed, efficiencies=found.efficiencies),
@@ -172,7 +182,12 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check_timing(self, timing: object, model: str | None, kv_dtype: str | None) -> None:
         """Raise ConfigError, naming the difference, if `timing` was fitted to another deployment."""
-        asked = {"model": model, "kv_dtype": kv_dtype, "tensor_parallel_size": self.tensor_parallel_size}
+        asked = {
+            "model": model,
+            "kv_dtype": kv_dtype,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
+        }
         check_fitted_for(timing, facts_of(self.deployment(model, kv_dtype)) if self.is_known else asked)
 
     def reject_unused_settings(self, timing: object, *, has_blocks: bool, has_timing: bool) -> None:
@@ -258,6 +273,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         `settings` are those of `groups_of_model`. ConfigError names the field.
         """
+        refuse_stages_of_groups(self.pipeline_parallel_size)
         return groups_of_model(
             model,
             memory_bytes=self.kv_memory(
@@ -339,7 +355,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Build the deployment of `model` on these GPUs. ConfigError names the field."""
         if model is None:
             raise ConfigError("gpu needs model; give a known name or the path of a config.json")
-        shape = _find_architecture(model)
+        shape = find_timed_architecture(model)
         return Deployment(
             model=shape,
             gpu=self._find_gpu(),
@@ -349,6 +365,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 tensor=self.tensor_parallel_size,
                 data=self.data_parallel_size,
                 expert=self.num_gpus if self.enable_expert_parallel else self.expert_parallel_size or 1,
+                pipeline=self.pipeline_parallel_size,
+                stage_link_gbps=self.stage_link_gbps,
             ),
         )
 
@@ -371,29 +389,10 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-def _find_architecture(model: str) -> Architecture:
-    """Find the architecture of a model. ConfigError for one of which only the KV cache groups are known."""
-    try:
-        return find_architecture(model)
-    except ConfigError as error:
-        problem, found, _ = str(error).partition("; give measured times")
-        is_name = "is neither a known name" in problem
-        try:
-            layers_of_model(model)
-        except ConfigError:
-            raise error from None
-        if not found and not is_name:
-            raise
-        reason = f"model {model!r} has known KV cache groups, but no known step times" if is_name else problem
-        raise ConfigError(
-            f"{reason}; give measured times (--timing) and, in place of --gpu, the memory of a GPU and the weights "
-            "(--gpu-memory, --gpu-weights)"
-        ) from error
-
-
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GpuSettings)}
 _STEP_TIME_SETTINGS = (
     *("link_gbps", "weight_dtype", "data_parallel_size", "expert_parallel_size", "enable_expert_parallel"),
+    *("pipeline_parallel_size", "stage_link_gbps"),
     *("front_end_ms", "op_tables", "aiconfigurator"),
 )
 """Settings that affect step times, but not the number of blocks."""

@@ -47,8 +47,11 @@ def kv_memory(
     weight_bytes: float | None = None,
     overhead_bytes: float | None = None,
     drafter: Drafter | None = None,
+    stage: int | None = None,
 ) -> KvMemory:
     """Estimate the memory of a GPU that weights, activations of the largest step and graphs leave.
+
+    With a pipeline, that of a GPU of a stage; None: of the one with the most weights.
 
     The weights are those of the model and of its drafter.
     `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) override the GPU's
@@ -60,9 +63,13 @@ def kv_memory(
     logits = max_num_seqs * model.vocab_size * 8
     memory = deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
     usable = usable_bytes(memory, gpu_memory_utilization)
-    weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
-    weights += _absorbed_bytes(deployment)
+    own, shares = deployment.stage_weight_bytes, deployment.stage_shares
+    place = own.index(max(own)) if stage is None else stage
+    weights = own[place] if weight_bytes is None else weight_bytes / tp * shares[place]
+    weights += _absorbed_bytes(deployment) * shares[place]
     weights += 0 if drafter is None else drafter.weight_bytes_per_gpu(deployment)
+    if place < len(own) - 1:
+        logits = 0  # the head is on the last stage
     spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     return KvMemory(usable, spent)
 
@@ -90,30 +97,36 @@ def kv_blocks(
 ) -> int:
     """Estimate the usable blocks of one worker with one KV cache group, from `kv_memory`.
 
+    Those of a pipeline are as many as the stage with the least room has.
+
     Sliding-window layers keep only their window of each sequence. ConfigError if the model does not fit.
     """
     model = deployment.model
-    usable, spent = kv_memory(
-        deployment,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
-        memory_bytes=memory_bytes,
-        weight_bytes=weight_bytes,
-        overhead_bytes=overhead_bytes,
-        drafter=drafter,
-    )
-    block = block_size * deployment.kv_bytes_per_token
-    if 0 < model.window_layers < model.num_layers:
-        spent += (
-            min(max_num_seqs, _WINDOWED_REQUESTS) * model.window_tokens * deployment.window_bytes_per_token
+    fewest: int | None = None
+    for stage, part in enumerate(deployment.stage_shares):
+        usable, spent = kv_memory(
+            deployment,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            memory_bytes=memory_bytes,
+            weight_bytes=weight_bytes,
+            overhead_bytes=overhead_bytes,
+            drafter=drafter,
+            stage=stage,
         )
-        block = int(block - block_size * deployment.window_bytes_per_token)
-    block += 0 if drafter is None else block_size * drafter.kv_bytes_per_token(deployment)
-    blocks = int((usable - spent) // block) - 1  # one is reserved
-    if blocks < 1:
-        raise does_not_fit(deployment, KvMemory(usable, spent))
-    return blocks
+        block = int(block_size * deployment.kv_bytes_per_token * part)
+        if 0 < model.window_layers < model.num_layers:
+            windows = deployment.window_bytes_per_token * part
+            spent += min(max_num_seqs, _WINDOWED_REQUESTS) * model.window_tokens * windows
+            block = int(block - block_size * windows)
+        block += 0 if drafter is None else block_size * drafter.kv_bytes_per_token(deployment)
+        blocks = int((usable - spent) // block) - 1  # one is reserved
+        if blocks < 1:
+            raise does_not_fit(deployment, KvMemory(usable, spent))
+        fewest = blocks if fewest is None else min(fewest, blocks)
+    assert fewest is not None
+    return fewest
 
 
 def does_not_fit(deployment: Deployment, memory: KvMemory) -> ConfigError:
@@ -121,5 +134,5 @@ def does_not_fit(deployment: Deployment, memory: KvMemory) -> ConfigError:
     return ConfigError(
         f"{deployment.model.name} in {deployment.weights} takes {memory.spent / 1e9:.1f} of the "
         f"{memory.usable / 1e9:.1f} usable GB of a {deployment.gpu.name}, which leaves no room for KV blocks; use more "
-        "GPUs (tensor_parallel_size), a smaller weight type, or a higher gpu_memory_utilization"
+        "GPUs (tensor_parallel_size, pipeline_parallel_size), a smaller weight type, or a higher gpu_memory_utilization"
     )

@@ -14,6 +14,7 @@ from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec
 from understudy.timing.attention import latent_bytes
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
+from understudy.timing.stages import divide_layers
 from understudy.timing.weight_types import KV_TYPES, kv_type, weight_type
 
 if TYPE_CHECKING:
@@ -39,15 +40,31 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     data: int = 1
     expert: int = 1
     """Number of expert-parallel groups: 1, or a divisor of tensor · data."""
+    pipeline: int = 1
+    """Stages, each with a part of the layers on GPUs of its own."""
+    stage_link_gbps: float | None = None
+    """Bandwidth per direction of the link from a GPU to that of the next stage, GB/s; None: the GPU's link."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "data", "expert"):
+        for name in ("tensor", "data", "expert", "pipeline"):
             count(f"{name}_parallel_size", getattr(self, name), 1, ConfigError)
+        if self.stage_link_gbps is not None and not 0 < self.stage_link_gbps < math.inf:
+            raise ConfigError(f"stage_link_gbps must be a finite number above 0, got {self.stage_link_gbps}")
         if (self.tensor * self.data) % self.expert:
             raise ConfigError(
                 f"expert_parallel_size={self.expert} does not divide the {self.tensor * self.data} GPUs of "
                 f"tensor_parallel_size={self.tensor} and data_parallel_size={self.data}"
             )
+
+    @property
+    def rank_gpus(self) -> int:
+        """GPUs of one data-parallel rank."""
+        return self.tensor * self.pipeline
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all ranks."""
+        return self.rank_gpus * self.data
 
     def check(self, model: Architecture) -> None:
         """Raise ConfigError if the sizes do not divide the model."""
@@ -88,6 +105,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         weight_type(self.weights)
         kv_type(self.kv)
         self.parallel.check(self.model)
+        divide_layers(self.model.num_layers, self.parallel.pipeline)
+        if self.parallel.pipeline > 1 and self.steps_together:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.parallel.pipeline}: stages of data-parallel ranks that share "
+                "experts are not simulated; leave data_parallel_size out, or the pipeline"
+            )
 
     @property
     def steps_together(self) -> bool:
@@ -96,16 +119,36 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def weight_bytes_per_gpu(self) -> int:
-        """Weight bytes on one GPU; embedding and head are sharded too."""
+        """Weight bytes on one GPU, of the fullest stage of a pipeline; embedding and head are sharded too."""
+        return max(self.stage_weight_bytes)
+
+    @property
+    def stage_weight_bytes(self) -> tuple[int, ...]:
+        """Weight bytes on one GPU of each stage: the first has the embedding, the last the head, both if it is tied."""
         model, parallel = self.model, self.parallel
         experts = model.expert_bytes(self.weights)
         whole = model.whole_parameters * model.bytes_per_parameter(model.mixer_type(self.weights))
         rest = model.weight_bytes(self.weights) - experts - whole
-        return int(rest / parallel.tensor + whole + experts / self._expert_shards)
+        if parallel.pipeline == 1:
+            return (int(rest / parallel.tensor + whole + experts / self._expert_shards),)
+        ends = model.head_parameters * 2
+        rest -= ends * (1 if model.tied_head else 2)
+        layers = rest / parallel.tensor + whole + experts / self._expert_shards
+        last = parallel.pipeline - 1
+        return tuple(
+            int(layers * share + (ends / parallel.tensor if place in (0, last) else 0))
+            for place, share in enumerate(self.stage_shares)
+        )
+
+    @property
+    def stage_shares(self) -> tuple[float, ...]:
+        """Share of the layers of each stage."""
+        layers = self.model.num_layers
+        return tuple(part / layers for part in divide_layers(layers, self.parallel.pipeline))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes per token on one GPU over all layers with keys of their own; windows count as full attention."""
+        """KV bytes per token on a GPU of every stage, over all layers with keys of their own; windows count as full."""
         model = self.model
         full = model.full_layers
         if not model.window_layers or not model.full_head_dim:

@@ -30,6 +30,7 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "tensor_parallel_size": parallel.tensor,
         "data_parallel_size": parallel.data,
         "expert_parallel_size": parallel.expert,
+        "pipeline_parallel_size": parallel.pipeline,
     }
 
 
@@ -58,7 +59,7 @@ def check_fitted_for(timing: object, asked: Mapping[str, Any]) -> None:
         parallel = fitted.parallel
         raise ConfigError(
             f"timing was fitted to {fitted.model.name} in {fitted.weights} (KV {fitted.kv}) on "
-            f"{parallel.tensor * parallel.data} × {fitted.gpu.name}, but here {' and '.join(differences)}; give the "
+            f"{parallel.gpus} × {fitted.gpu.name}, but here {' and '.join(differences)}; give the "
             "file of this deployment (understudy calibrate fits one), or leave --timing out for the times of --gpu"
         )
 

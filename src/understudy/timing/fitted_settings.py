@@ -45,6 +45,10 @@ def fitted_gpu_settings(fitted: Deployment, engine: FittedEngine | None, model: 
         }
     if parallel.tensor > 1:
         settings["tensor_parallel_size"] = parallel.tensor
+    if parallel.pipeline > 1:
+        settings["pipeline_parallel_size"] = parallel.pipeline
+        if parallel.stage_link_gbps is not None:
+            settings["stage_link_gbps"] = parallel.stage_link_gbps
     if parallel.data > 1:
         settings["data_parallel_size"] = parallel.data
     if parallel.expert > 1 and parallel.expert == parallel.tensor * parallel.data:

@@ -54,6 +54,18 @@ GPU_FLAGS = {
         "type of the weights: bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's)",
     ),
     "tensor-parallel-size": GpuFlag("tensor_parallel_size", "int", "N", "GPUs per worker (default: 1)"),
+    "pipeline-parallel-size": GpuFlag(
+        "pipeline_parallel_size",
+        "int",
+        "N",
+        "stages per worker, each with a part of the layers on --tensor-parallel-size GPUs (default: 1)",
+    ),
+    "stage-link-gbps": GpuFlag(
+        "stage_link_gbps",
+        "float",
+        "X",
+        "bandwidth of the link from a GPU to that of the next stage, per direction, GB/s (default: the GPU's link)",
+    ),
     "data-parallel-size": GpuFlag(
         "data_parallel_size",
         "int",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from understudy._core import pipelined_timing
 from understudy.errors import ConfigError
 from understudy.timing.coefficients import StepCoefficients  # noqa: TC001 (msgspec reads it)
 from understudy.timing.deployment import Deployment  # noqa: TC001 (the same)
@@ -74,6 +75,8 @@ class Physical(
     """Timing model that computes a step's time from what a GPU reads and computes in it."""
 
     coefficients: StepCoefficients
+    stages: tuple[StepCoefficients, ...] = ()
+    """Coefficients of each stage of a pipeline, which `coefficients` sums up; empty: one stage."""
     origin: Origin = Origin()
     domain: Domain = Domain()
     front_end_ms: float = 0.0
@@ -97,4 +100,6 @@ class Physical(
     def build(self) -> StepTiming:
         """Build the native timing model."""
         limits = {f"most_{name}": getattr(self.domain, name) for name in self.domain.__struct_fields__}
+        if self.stages:
+            return pipelined_timing([stage.build(**limits) for stage in self.stages])
         return self.coefficients.build(**limits)

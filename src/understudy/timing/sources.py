@@ -104,5 +104,5 @@ class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
 
 
 def _describe(deployment: Deployment) -> str:
-    gpus = deployment.parallel.tensor * deployment.parallel.data
+    gpus = deployment.parallel.gpus
     return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.describe()}"

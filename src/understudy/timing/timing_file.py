@@ -143,7 +143,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Build the timing model, with its origin, residuals and the domain of the fit."""
         parallel = self.parallel
         detail = (
-            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.name}, fitted "
+            f"{self.model.name} in {self.weights} on {parallel.gpus} × {self.gpu.name}, fitted "
             f"{self.date} to {', '.join(one.file for one in self.inputs)}"
         )
         return Physical(
