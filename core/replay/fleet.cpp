@@ -339,7 +339,7 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
     const auto own = workload_.accepted_drafts.subspan(begin, end - begin);
     if (!own.empty()) {
       std::vector<std::uint32_t> accepts(own.begin(), own.end());
-      std::ranges::rotate(accepts, accepts.begin() + static_cast<std::ptrdiff_t>(carried % own.size()));
+      std::rotate(accepts.begin(), accepts.begin() + static_cast<std::ptrdiff_t>(carried % own.size()), accepts.end());
       spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(std::move(accepts));
     }
   }
