@@ -123,6 +123,7 @@ class Fleet final : private FleetView {
     EventTable events;                            // published so far, if kept
     std::vector<TimedKvTrace> kv_trace;           // of an engine that has stopped
     bool harvested = false;                       // its results are among the columns
+    bool sleeps = false;                          // is among the sleepers, maybe woken since
   };
   static constexpr std::uint64_t kNoRow = ~std::uint64_t{0};
 
@@ -230,6 +231,8 @@ class Fleet final : private FleetView {
   void end_step(std::size_t worker);
   void begin_step(std::size_t worker);
   void wake_after_instant_landings();
+  void join_sleepers(std::size_t worker);
+  void leave_sleepers(std::size_t worker);
 
   // fleet_lookahead.cpp: each worker as far as nothing can reach it (RunMode::Lookahead)
   void advance_to_now(std::size_t worker);

@@ -36,7 +36,7 @@ void Fleet::abort(std::uint64_t row) {
   }
   const std::size_t worker = lead(static_cast<std::size_t>(worker_of_[row]));
   sync_worker(worker);
-  if (workers_[worker].phase == Phase::Asleep) std::erase(sleepers_, worker);
+  leave_sleepers(worker);
   absorb(worker, workers_[worker].engine->cancel(row, now_ns_));
   after_input(worker);
 }

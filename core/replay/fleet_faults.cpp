@@ -156,7 +156,7 @@ bool Fleet::crash(std::size_t index, std::size_t number) {
 void Fleet::wreck(std::size_t index) {
   Worker& worker = workers_[index];
   cancel_entry(worker.next);
-  std::erase(sleepers_, index);
+  leave_sleepers(index);
   if (observes_) {
     publish_step(index);
   } else if (keeps_events_) {

@@ -39,7 +39,7 @@ RequestRecord joined(const RequestRecord& first, const RequestRecord& then) {
 void Fleet::hand_back(std::size_t index) {
   if (lives_->state[index] != LifeState::Draining) return;
   std::vector<LostRequest> lost = take_requests(index);
-  if (workers_[index].phase == Phase::Asleep) std::erase(sleepers_, index);
+  leave_sleepers(index);
   for (LostRequest& request : lost) lose(std::move(request), index, RequestLoss::kDrain);
   after_input(index);
   if (config_.router->queues()) release_queued();

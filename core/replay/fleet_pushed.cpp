@@ -55,7 +55,7 @@ void Fleet::abort_pushed(std::uint64_t row) {
   for (const std::int32_t chosen : {columns_.result().handoff.prefill_worker[row], decode_worker_[row]}) {
     const auto worker = static_cast<std::size_t>(chosen);
     sync_worker(worker);
-    if (workers_[worker].phase == Phase::Asleep) std::erase(sleepers_, worker);
+    leave_sleepers(worker);
     absorb(worker, workers_[worker].engine->cancel(row, now_ns_));
     after_input(worker);
   }

@@ -103,7 +103,7 @@ void Fleet::keep_prefix(std::uint64_t id, PrefixAction action) {
       static_cast<std::uint32_t>(workload_.prompt_tokens[session.row] + columns_.result().output_tokens[session.row]);
   call.kept_tokens = session.first_cached_tokens;
   sync_worker(worker);
-  if (workers_[worker].phase == Phase::Asleep) std::erase(sleepers_, worker);
+  leave_sleepers(worker);
   absorb(worker, dynamic_cast<PrefixKeeper&>(*workers_[worker].engine).keep_prefix(call, now_ns_));
   after_input(worker);
 }

@@ -212,10 +212,10 @@ void Fleet::reach_workers() {
       continue;
     }
     if (worker.phase == Phase::InStep || worker.phase == Phase::Idle) continue;
-    std::erase(sleepers_, index);
+    leave_sleepers(index);
     absorb(index, worker.engine->transfers_landed(now_ns_));
     if (worker.phase == Phase::Asleep) {
-      sleepers_.push_back(index);
+      join_sleepers(index);
     } else {
       want_begin(index);
     }

@@ -1,5 +1,6 @@
 // Step by step: every step has its place in the queue.
 #include <algorithm>
+#include <utility>
 
 #include "base/assert.hpp"
 #include "replay/fleet.hpp"
@@ -28,16 +29,25 @@ void Fleet::begin_step(std::size_t index) {
   Worker& worker = workers_[index];
   if (worker.phase == Phase::InStep || worker.phase == Phase::Idle) return;
   if (config_.lockstep_ns > 0 && ended_ == workload_.size()) return;
-  if (worker.phase == Phase::Asleep) std::erase(sleepers_, index);
+  leave_sleepers(index);  // a landing may have woken it without taking it off the list
   absorb(index, worker.engine->begin_step(now_ns_));
   record_finished(index);
   if (worker.phase == Phase::Stalled) require_progress(index);
   if (worker.phase == Phase::Asleep) {
-    UNDERSTUDY_ASSERT(std::ranges::find(sleepers_, index) == sleepers_.end(), "a worker sleeps once");
-    sleepers_.push_back(index);
+    join_sleepers(index);
   } else if (worker.phase != Phase::Idle) {
     push_step_end(index);
   }
+}
+
+void Fleet::join_sleepers(std::size_t index) {
+  UNDERSTUDY_ASSERT(!workers_[index].sleeps, "a worker sleeps once");
+  workers_[index].sleeps = true;
+  sleepers_.push_back(index);
+}
+
+void Fleet::leave_sleepers(std::size_t index) {
+  if (std::exchange(workers_[index].sleeps, false)) std::erase(sleepers_, index);
 }
 
 // Transfers that take no time may have landed when another worker began: no landing event will wake their owner.

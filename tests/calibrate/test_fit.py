@@ -126,7 +126,7 @@ def test_known_numbers_come_back_from_three_summaries(write: Writer, tmp_path: P
     shapes = {"low": (1024, 256, 4), "high": (1024, 256, 48), "long": (3000, 128, 16)}
     benchmarks = []
     for name, (isl, osl, concurrency) in shapes.items():
-        load = random_lengths(isl, osl, least=0.8, concurrency=concurrency, prompts=6 * concurrency, seed=3)
+        load = random_lengths(isl, osl, least=0.8, concurrency=concurrency, prompts=10 * concurrency, seed=3)
         benchmarks += read_benchmarks(write(tmp_path / name, load, files.measure(load, TRUTH)))
     assert not benchmarks[0].detailed
     if write is not as_aiperf:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from server.client import Client, Reply, parse_reply
+from server.raw_engine import OWN_QUESTIONS
 from server.router_scene import C, Scene, play
 from understudy.proxy.address import WorkerAddress
 from understudy.proxy.service import RouterService, RouterSettings
@@ -49,7 +50,7 @@ class Engine:
                 line = head.partition(b"\r\n")[0]
                 if line.startswith(b"GET /health "):
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-                elif line.startswith((b"GET /kv_event_sources ", b"GET /metrics ", b"GET /v1/models ")):
+                elif line.startswith(OWN_QUESTIONS):
                     writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
                 else:
                     self.asked.append(line)

@@ -170,8 +170,11 @@ def test_what_is_not_simulated_is_refused_by_name(arguments: list[str], problem:
         read(*arguments)
 
 
-def test_one_pipeline_stage_is_none() -> None:
-    assert engine_of("--pp-size", "1") == engine_of()
+@pytest.mark.parametrize("flag", ["--pp-size", "--dcp-size", "--attn-cp-size"])
+def test_one_part_is_no_division(flag: str) -> None:
+    assert engine_of(flag, "1") == engine_of()
+    with pytest.raises(ConfigError, match=f"{flag}: .* not simulated"):
+        read(flag, "2")
 
 
 def test_a_fleet_mixes_both_kinds(tmp_path: Path) -> None:

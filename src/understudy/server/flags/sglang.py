@@ -60,6 +60,8 @@ _REFUSED = {
     "grpc-mode": "gRPC is not served",
 }
 _OFF = (None, False, "null", "none")
+_SIZES = ("pp-size", "dcp-size", "attn-cp-size")
+"""Of these, 1 is off too."""
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SCALE |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -76,8 +78,8 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
     given = line.values
     for name, why in _REFUSED.items():
         value = given.get(name)
-        is_one_stage = name == "pp-size" and value in (1, "1")
-        if value not in _OFF and not is_one_stage:
+        is_one = name in _SIZES and value in (1, "1")
+        if value not in _OFF and not is_one:
             raise ConfigError(f"--{name}: {why}; leave it out")
     values = _translate(given, listens=not more)
     tiers = values.pop("tiers", None)
