@@ -10,6 +10,7 @@ from understudy.outputs import create
 from understudy.planning.page import build_page
 from understudy.sweep.commands import make_commands
 from understudy.sweep.manifest import write_manifest
+from understudy.text import plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,7 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
 def list_commands(fleet: Fleet) -> str:
     """Return a shell script with the command of every group of equal engines, and of the router."""
     commands = make_commands(fleet.candidate)
-    lines = ["#!/bin/sh", f"# {fleet.shape.describe(fleet.size)}; {fleet.gpus} GPUs"]
+    lines = ["#!/bin/sh", f"# {fleet.shape.describe(fleet.size)}; {plural(fleet.gpus, 'GPU')}"]
     for engine in commands.engines:
         lines += [f"# {engine.describe()}: run this once for each", shlex.join(engine.words)]
     if commands.router is not None:

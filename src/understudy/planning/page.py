@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
     from understudy.planning.replays import Fleet
     from understudy.planning.result import Plan
 
+_LABEL = re.compile(r"^(Fleet|Bill|Tokens|Margin)\s+")
 _STYLE = """
 .verdict { border-left: 5px solid var(--s4); padding: 4px 0 4px 14px; margin: 14px 0 18px; }
 .verdict.missed { border-color: var(--s2); }
 .verdict p { margin: 4px 0; overflow-wrap: anywhere; } .verdict p:first-child { font-size: 18px; font-weight: 600; }
 table.levers td:first-child, table.levers th:first-child { text-align: left; white-space: normal; }
+table.fleets { width: 100%; table-layout: fixed; } table.fleets th { white-space: normal; vertical-align: bottom; }
+table.fleets tr.name td { text-align: left; white-space: normal; border-bottom: 0; padding-bottom: 0; }
+.wide { overflow-x: auto; } h2 { margin-top: 22px; }
 table.levers i { display: block; height: 10px; border-radius: 3px; background: var(--s1); min-width: 1px; }
 table.levers td.bar { width: 30%; }
 pre { overflow-x: auto; margin: 6px 0; padding: 8px 10px; border: 1px solid var(--line); border-radius: 8px;
@@ -48,7 +53,7 @@ def build_page(plan: Plan) -> str:
         ("Shapes compared", f"{plan.tried:,}"),
     )
     shown = "".join(f"<span>{name} <b>{escape(value)}</b></span>" for name, value in facts)
-    lines = [prose(line.strip()) for line in describe_answer(plan)]
+    lines = [_LABEL.sub(r"\1: ", prose(line.strip())) for line in describe_answer(plan)]
     missed = "" if plan.best is not None else " missed"
     body = [
         f'<header><div><h1>Plan for {escape(plan.workload)}</h1><div class="facts">{shown}</div></div>'
@@ -68,9 +73,9 @@ def _show_fleets(plan: Plan) -> Iterator[str]:
     if rows:
         head = "".join(
             f"<th>{name}</th>"
-            for name in ("", "GPUs", "$ per month", "$ per M tokens", "in time", "TTFT p99 ms", "TPOT p99 ms")
+            for name in ("GPUs", "$ per month", "$ per M tokens", "in time", "TTFT p99 ms", "TPOT p99 ms")
         )
-        yield f'<h2>Fleets</h2><table class="levers"><tr>{head}</tr>{"".join(rows)}</table>'
+        yield f'<h2>Fleets</h2><div class="wide"><table class="fleets"><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
 def _show_fleet(plan: Plan, name: str, fleet: Fleet) -> str:
@@ -86,7 +91,8 @@ def _show_fleet(plan: Plan, name: str, fleet: Fleet) -> str:
     ]
     described = escape(fleet.shape.describe(fleet.size))
     title = f"<b>{name}</b>: {described}<br>{prose(describe_margin(plan.question, fleet))}"
-    return f"<tr><td>{title}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr class="name"><td colspan="{len(cells)}">{title}</td></tr><tr>{numbers}</tr>'
 
 
 def _show_levers(plan: Plan) -> Iterator[str]:

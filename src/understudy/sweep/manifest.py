@@ -16,6 +16,7 @@ from understudy.sweep.commands import (
     make_commands,
 )
 from understudy.sweep.engine_words import engine_image
+from understudy.text import plural
 from understudy.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def write_manifest(candidate: Candidate, verb: str = "understudy sweep") -> str:
     documents = []
     for engine in commands.engines:
         documents += _describe_engines(engine)
-    head = f"# {verb}: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
+    head = f"# {verb}: {format_flags(candidate.flags)}; {plural(candidate.gpus, 'GPU')}\n"
     if is_split and commands.router is not None:
         source = "of SGLang" if "sglang_router.launch_router" in commands.router else "from vLLM's repository"
         head += f"# In front of the engines, {source}: {shlex.join(_qualify(commands))}\n"
