@@ -33,7 +33,8 @@ def run_of(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def test_every_setting_of_the_engine_has_a_flag() -> None:
     # --data-parallel-size describes GPUs: ranks that share experts. Ranks behind one front are set by name.
-    elsewhere = {"timing", "mocker", "tiers", "data_parallel_size"}
+    # --pipeline-parallel-size divides the model over GPUs, and is a flag of theirs.
+    elsewhere = {"timing", "mocker", "tiers", "data_parallel_size", "pipeline_parallel_size"}
     assert {flag.name for flag in SETTINGS} == set(VllmConfig.__struct_fields__) - elsewhere
     apart = {"route_rejected"}  # for the fleet, also where its pools have engines of their own
     assert {flag.name for flag in MOCKER_SETTINGS} == set(MockerSettings.__struct_fields__) - apart
