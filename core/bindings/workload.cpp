@@ -50,7 +50,7 @@ void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const
   }
 }
 
-// What requests wait for; the rows of dependencies are followed without further checks.
+// Reads what requests wait for; the rows of dependencies are followed without further checks.
 void read_graph(ColumnReader& from, nb::handle graph, std::size_t rows, GraphColumns& g) {
   from.read_of(graph, "play", g.play, rows);
   from.read_of(graph, "not_before_ns", g.not_before_ns, rows);

@@ -1,4 +1,4 @@
-// What an engine can do for the KV of a session between two of its requests.
+// `PrefixKeeper`: calls that keep, release or move the KV of a session between two of its requests.
 #pragma once
 
 #include <cstddef>

@@ -45,7 +45,7 @@ inline bool disturbs_events(std::span<const Fault> faults) noexcept {
   return std::ranges::any_of(faults, [](const Fault& fault) { return disturbs_events(fault); });
 }
 
-// What happens to a request whose worker crashes, or has drained for too long.
+// Policy for a request whose worker crashes, or has drained for too long.
 enum class Survival : std::uint8_t {
   Fail,     // it ends
   Retry,    // it is sent again and starts anew

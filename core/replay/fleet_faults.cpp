@@ -166,7 +166,7 @@ void Fleet::wreck(std::size_t index) {
   if (lives_->disturber) known = lives_->disturber->end(index);
   set_state(index, WorkerState::Gone);
   if (!config_.router->has_index()) send_rows(index, std::move(known));
-  if (keeps_events_) {  // who reads the log of a worker sees an empty cache from here on
+  if (keeps_events_) {  // readers of the log see an empty cache from here on
     NamedBlocks named;
     named.apply(worker.events.rows().batch.records, true);
     TimedEvents gone;

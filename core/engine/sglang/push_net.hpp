@@ -1,4 +1,4 @@
-// KV that prefill workers push to decode workers, and what the two sides of a request tell each other.
+// KV that prefill workers push to decode workers, and the notices between the two sides of a request.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class PushNet final : public TransferOwner {
   void leave(RequestId id, Side side);
 
   SglangTransferState poll(RequestId id, Side side, std::int64_t now_ns);
-  // Ends a request on one side; the prefill side tells the decode side.
+  // Ends a request on one side; the prefill side notifies the decode side.
   void fail(RequestId id, Side side, std::int64_t now_ns);
 
   // Prefill side.
@@ -59,7 +59,7 @@ class PushNet final : public TransferOwner {
     std::int64_t sent_ns = kNever;                          // the last piece was handed over
     std::int64_t done_ns = kNever;                          // and has arrived
     std::array<std::int64_t, 2> failed_ns{kNever, kNever};  // by side
-    std::int64_t reported_ns = kNever;                      // the decode side told the prefill side
+    std::int64_t reported_ns = kNever;                      // when the decode side notified the prefill side
     std::int64_t still_ns = -1;                             // since then no piece moves
     std::deque<Piece> pieces;                               // the first one moves
     HandOffRecord* record = nullptr;

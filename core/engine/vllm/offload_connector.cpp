@@ -32,7 +32,7 @@ void OffloadConnector::came(const KvRequest& request) {
 
 std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns) {
   Tracked& tracked = of(request);
-  seats_[request.slot].told = 0;
+  seats_[request.slot].reported_blocks = 0;
   tracked.blocks.clear();
   if (config_.offers_again) {
     tracked.next_stored = 0;
@@ -107,20 +107,20 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
 void OffloadConnector::preempted(const KvRequest& request) {
   Seat& seat = seats_[request.slot];
   Tracked& tracked = tracked_[seat.tracked];
-  remember(tracked, request, seat.told);
-  seat.told = 0;
+  remember(tracked, request, seat.reported_blocks);
+  seat.reported_blocks = 0;
   orders_.flush.insert(orders_.flush.end(), tracked.jobs.begin(), tracked.jobs.end());
 }
 
 void OffloadConnector::scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed) {
   Seat& seat = seats_[request.slot];
   const std::size_t held = request.num_ids();
-  if (held > seat.told) {
-    const std::span<const SlotId> fresh = request.ids(ids_).subspan(seat.told);
+  if (held > seat.reported_blocks) {
+    const std::span<const SlotId> fresh = request.ids(ids_).subspan(seat.reported_blocks);
     tracked_[seat.tracked].blocks.clear();
     allocated(fresh);
     if (config_.log) log_.blocks.push_back({request.id, resumed, admitted && !resumed, {fresh.begin(), fresh.end()}});
-    seat.told = static_cast<std::uint32_t>(held);
+    seat.reported_blocks = static_cast<std::uint32_t>(held);
   }
   if (std::min(after, request.known) >= seat.due) offers_.push_back({&request, after});
 }
@@ -177,7 +177,7 @@ void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool ab
   const std::uint32_t committed =
       config_.stores_last_token ? request.known : std::max(tracked.prompt, request.known - 1);
   tracked.after = aborted ? computed : committed;
-  if (seat.told > 0) remember(tracked, request, seat.told);
+  if (seat.reported_blocks > 0) remember(tracked, request, seat.reported_blocks);
   name(request, num_chunks(request.known));
   tracked.names = std::move(request.blocks);
   request.blocks.clear();

@@ -174,8 +174,8 @@ class OffloadConnector {
   // State that a decode-only step reads.
   struct Seat {
     std::uint32_t tracked = kNobody;
-    std::uint32_t told = 0;  // blocks of the table reported by schedules so far
-    std::uint32_t due = 0;   // token count at which the next chunk can be stored
+    std::uint32_t reported_blocks = 0;  // of the table, by schedules so far
+    std::uint32_t due = 0;              // token count at which the next chunk can be stored
   };
 
   struct Offer {

@@ -1,4 +1,4 @@
-// What an engine shows of itself beyond the interface: its decisions, requests and blocks.
+// `VllmView`: decisions, requests and blocks of an engine, beyond the common interface.
 #pragma once
 
 #include <cstddef>

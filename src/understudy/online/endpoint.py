@@ -37,7 +37,7 @@ class EndpointRun:
     arrival_ns: Int64Column
     """When the request was sent."""
     first_admit_ns: Int64Column
-    """The same: a client does not see the queue."""
+    """Equal to `arrival_ns`: a client does not see the queue."""
     first_token_ns: Int64Column
     finish_ns: Int64Column
     prompt_tokens: Int32Column
@@ -69,7 +69,7 @@ def run_against(
             "the requests do not wait for one another; `understudy agents run` needs a trace of agents"
         )
     if not load.lanes and not workload.has_arrivals:
-        raise ConfigError("the workload has no timestamps; play it in lanes (--lanes N)")
+        raise ConfigError("the workload has no timestamps; run it in lanes (--lanes N)")
     if vocabulary <= _SPECIAL_TOKENS:
         raise ConfigError(f"vocabulary must be above {_SPECIAL_TOKENS}, got {vocabulary}")
     if load.clock == "client":

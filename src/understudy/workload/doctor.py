@@ -26,7 +26,7 @@ _FEW = 100
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One odd property of a trace: its name, the problem, and the remedy."""
+    """One odd property of a trace: its name, and a text with the problem and the remedy."""
 
     name: str
     text: str

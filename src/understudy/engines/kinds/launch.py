@@ -18,7 +18,7 @@ class LaunchCommand:
     image: str
     """Container image; its tag is the release."""
     tag_is_release: bool = False
-    """Whether the tag is the release as it stands; else v and three numbers."""
+    """Whether the tag of the image is the release unchanged; else it is v and three numbers."""
     tensor_parallel: str
     data_parallel: str
     memory_share: str
