@@ -10,6 +10,9 @@ SANITIZE_CXX ?= g++
 CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
+CHAOS_COUNT ?= 10000
+CHAOS_LIVE ?= 200
+CHAOS_JOBS ?= 1
 ANSWERS_FIRST ?= 0
 ANSWERS_COUNT ?= 2000
 EXACT_FIRST ?= 0
@@ -46,7 +49,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak answers live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak answers live-soak chaos chaos-live clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -65,6 +68,8 @@ help:
 	@echo 'make fuzz         run the test suite with new random examples (make test always draws the same ones)'
 	@echo 'make soak         run the randomised state machines for SOAK_OPS=$(SOAK_OPS) operations, then scenarios for SOAK_SECONDS=$(SOAK_SECONDS)'
 	@echo 'make answers      recompute the answers of ANSWERS_COUNT=$(ANSWERS_COUNT) random deployments from seed ANSWERS_FIRST=$(ANSWERS_FIRST)'
+	@echo 'make chaos        play CHAOS_COUNT=$(CHAOS_COUNT) random fault plans twice each, and CHAOS_LIVE=$(CHAOS_LIVE) live, in CHAOS_JOBS=$(CHAOS_JOBS) processes'
+	@echo 'make chaos-live   run a live fleet of 50 under random faults for ten minutes after a warm-up and compare object counts'
 	@echo 'make live-soak  run a live fleet of 100 for ten minutes after a warm-up and compare object counts'
 	@echo 'make clients-ci   run openai and aiperf, unmodified, against a live server'
 	@echo 'make clients      the same plus vllm bench serve and guidellm, and compare times (installs several GB)'
@@ -159,6 +164,12 @@ answers: .venv/installed-dev
 
 live-soak: .venv/installed-dev
 	$(BIN)/python tests/live_soak.py
+
+chaos: .venv/installed-dev
+	$(BIN)/python tests/elastic/campaign.py --count $(CHAOS_COUNT) --live $(CHAOS_LIVE) --jobs $(CHAOS_JOBS)
+
+chaos-live: .venv/installed-dev
+	$(BIN)/python tests/live_soak.py --workers 50 --seconds 600 --faults-per-hour 1800
 
 # Load generators have many dependencies, so they have a separate environment.
 clients-ci: .venv/installed-dev .venv-clients/installed

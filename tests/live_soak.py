@@ -29,6 +29,8 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.fleets.history import KEPT_ROWS
+from understudy.run.chaos import draw_faults, list_kinds
+from understudy.run.faults import FaultPlan
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class Soak:
     clients: Counter[str] = field(default_factory=Counter)
     servers: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    mistakes: list[str] = field(default_factory=list)
     tokens: float = 0.0
     late_ms: tuple[float, float] = (0.0, 0.0)
 
@@ -77,9 +81,18 @@ class Soak:
 
 
 def run_soak(
-    *, workers: int, stretches_s: list[float], tokens_per_s: float, routing: str = "kv", publish: bool = True
+    *,
+    workers: int,
+    stretches_s: list[float],
+    tokens_per_s: float,
+    routing: str = "kv",
+    publish: bool = True,
+    faults_per_hour: float = 0.0,
 ) -> Soak:
-    """Load a fleet for one stretch after the other; count its objects after each, with no request under way."""
+    """Load a fleet for one stretch after the other; count its objects after each, with no request under way.
+
+    With faults, each stretch has the same random ones, and requests that lose their worker go on elsewhere.
+    """
     streams = 2 * workers
     # A stream also waits for its step and its first token: steps are shorter by as much as that takes.
     engine = VllmConfig(
@@ -94,7 +107,20 @@ def run_soak(
         "endpoint": "tcp://*:0",
     }
     pool = ServerSettings(model="soak", engine=engine, max_model_len=1024, kv_events_config=events)
-    settings = FleetSettings(pools=((workers, pool),), base_port=0, port=0, routing=routing)
+    faults = None
+    if faults_per_hour:
+        kinds = list_kinds(
+            reads_events=routing == "kv",
+            has_host_tier=False,
+            has_limited_host_link=False,
+            loses_requests=True,
+        )
+        end_s = max(min(stretches_s) - 10, 1.0)
+        drawn = draw_faults(
+            1, per_hour=faults_per_hour, end_s=end_s, workers=workers, kinds=kinds, mean_duration_s=1.0
+        )
+        faults = FaultPlan(faults=drawn, on_loss="migrate")
+    settings = FleetSettings(pools=((workers, pool),), base_port=0, port=0, routing=routing, faults=faults)
 
     async def main() -> Soak:
         soak, fleet = Soak(), Fleet(settings)
@@ -108,9 +134,11 @@ def run_soak(
         process = spawn.Process(target=load, args=(fleet.port, fleet.ports, endpoints, streams, there))
         process.start()
         try:
-            for stretch_s in stretches_s:
+            for number, stretch_s in enumerate(stretches_s):
+                if number:
+                    fleet.front.elastic.start()
                 here.send(stretch_s)
-                while not here.poll():
+                while not here.poll() or has_faults(fleet):
                     assert process.is_alive()
                     await asyncio.sleep(0.2)
                 soak.clients, soak.events = here.recv()
@@ -118,6 +146,9 @@ def run_soak(
         finally:
             here.send(None)
             process.join()
+        soak.mistakes = fleet.front.elastic.checks.mistakes
+        if fleet.front.elastic.lost is not None:
+            soak.losses = fleet.front.elastic.lost.outcomes
         late = fleet.runtime.token_lateness
         soak.late_ms = (late.quantile(0.5) * 1e3, late.quantile(0.99) * 1e3)
         soak.tokens = sum(server.worker.metrics[0].generation_tokens.value for server in fleet.servers)
@@ -126,6 +157,12 @@ def run_soak(
         return soak
 
     return asyncio.run(main())
+
+
+def has_faults(fleet: Fleet) -> bool:
+    """Return whether faults of the plan last, or will begin."""
+    faults = fleet.front.elastic.faults
+    return faults is not None and faults.num_pending > 0
 
 
 # ── Counting ──
@@ -326,6 +363,13 @@ def main() -> int:
     reader.add_argument("--tokens-per-s", type=float, default=8000.0)
     reader.add_argument("--routing", default="kv")
     reader.add_argument("--no-events", action="store_true", help="publish no KV events")
+    reader.add_argument(
+        "--faults-per-hour",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="random faults, equal in every stretch; KV events of workers that crash begin anew, so none are published",
+    )
     args = reader.parse_args()
     halves = [args.warm_up, args.seconds / 2, args.seconds / 2]
     soak = run_soak(
@@ -333,8 +377,11 @@ def main() -> int:
         stretches_s=halves,
         tokens_per_s=args.tokens_per_s,
         routing=args.routing,
-        publish=not args.no_events,
+        publish=not args.no_events and not args.faults_per_hour,
+        faults_per_hour=args.faults_per_hour,
     )
+    if args.faults_per_hour:
+        print(f"losses {dict(soak.losses)}, failed checks {soak.mistakes}")
     print(f"clients {dict(soak.clients)}, servers {dict(soak.servers)}, events {dict(soak.events)}")
     print(
         f"{soak.tokens / sum(halves):,.0f} tokens/s, late p50 {soak.late_ms[0]:.1f}, p99 {soak.late_ms[1]:.1f} ms"
@@ -352,6 +399,8 @@ def main() -> int:
 def lost(soak: Soak) -> str:
     """Return what is wrong with how requests ended; empty when each ended once, and no event is missing."""
     clients, servers = soak.clients, soak.servers
+    if soak.mistakes:
+        return f"checks: {soak.mistakes}"
     ended = clients["completed"] + clients["cancelled"]
     if clients["failed"] or clients["rejected"] or not clients["completed"] or ended != clients["asked"]:
         return f"clients: {dict(clients)}"

@@ -3,11 +3,17 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <tuple>
+
 #include "bindings.hpp"
+#include "engine/engine.hpp"
 #include "fields.hpp"
+#include "replay/event_faults.hpp"
 #include "replay/faults.hpp"
+#include "replay/step_meter.hpp"
 
 namespace understudy {
 
@@ -47,10 +53,85 @@ void bind_faults(nb::module_& m) {
       .bind(lost);
 }
 
+using namespace nb::literals;
+
+void require_worker(const EventFaults& faults, std::size_t worker) {
+  if (worker >= faults.num_workers()) {
+    throw Error(ErrorKind::InvalidArgument, "worker: there is no ", worker, "; there are ", faults.num_workers());
+  }
+}
+
+DrainedEvents as_batch(EventRecords rows) {
+  DrainedEvents batch;
+  batch.records = std::move(rows);
+  return batch;
+}
+
+void bind_event_faults(nb::module_& m) {
+  nb::class_<EventFaults>(m, "EventFaults", "Faults on the way of KV events from workers to a router.")
+      .def(
+          "__init__",
+          [](EventFaults* self, const std::vector<Fault>& faults, std::uint64_t seed) {
+            new (self) EventFaults(faults, seed);
+          },
+          "faults"_a, "seed"_a = 0)
+      .def("add_worker", &EventFaults::add_worker, "Add a worker; they are numbered from 0.")
+      .def(
+          "deliver",
+          [](EventFaults& self, std::size_t worker, std::int64_t now_ns, const DrainedEvents* batch) {
+            require_worker(self, worker);
+            TimedEvents events;
+            if (batch != nullptr) {
+              events.batch.records = batch->records;
+              events.time_ns.assign(batch->records.size(), now_ns);
+            }
+            self.pass(worker, now_ns, events);
+            return std::move(events.batch);
+          },
+          "worker"_a, "now_ns"_a, "batch"_a.none() = nb::none(),
+          "Take events that a worker publishes now, if any, and return those that the router receives now.")
+      .def(
+          "next_due_ns",
+          [](const EventFaults& self, std::size_t worker) {
+            require_worker(self, worker);
+            return self.next_due_ns(worker);
+          },
+          "worker"_a, "When the next events that were held back are due; None: none are.")
+      .def(
+          "reread",
+          [](EventFaults& self, std::size_t worker) {
+            require_worker(self, worker);
+            return as_batch(self.reread(worker));
+          },
+          "worker"_a, "Return rows after which the router knows all that the worker has published.")
+      .def(
+          "forget",
+          [](EventFaults& self, std::size_t worker) {
+            require_worker(self, worker);
+            return as_batch(self.forget(worker));
+          },
+          "worker"_a, "Return rows after which the router knows nothing of the worker.")
+      .def(
+          "end",
+          [](EventFaults& self, std::size_t worker) {
+            require_worker(self, worker);
+            return as_batch(self.end(worker));
+          },
+          "worker"_a, "The worker has lost its cache, and what was under way. Returns the same rows as `forget`.")
+      .def(
+          "is_complete",
+          [](const EventFaults& self, std::size_t worker) {
+            require_worker(self, worker);
+            return self.is_complete(worker);
+          },
+          "worker"_a, "Whether the router has received all that the worker has published.");
+}
+
 }  // namespace
 
 void bind_elastic(nb::module_& m) {
   bind_faults(m);
+  bind_event_faults(m);
   nb::enum_<LifeState>(m, "LifeState", nb::is_arithmetic(), "State of a worker in a run.")
       .value("STARTING", LifeState::Starting)
       .value("READY", LifeState::Ready)
@@ -74,6 +155,23 @@ void bind_elastic(nb::module_& m) {
       .def_ro("queued_prefill", &WorkerMetrics::queued_prefill, "Prompts that wait.")
       .def_ro("queued_decode", &WorkerMetrics::queued_decode,
               "Contexts of requests that wait after their first token.");
+  m.def(
+      "measure_worker",
+      [](Engine& engine, WorkerId worker, std::uint32_t pool, LifeState state,
+         const std::vector<std::tuple<RequestId, std::uint64_t, bool>>& sent) {
+        std::vector<SentRequest> requests;
+        requests.reserve(sent.size());
+        for (const auto& [id, length, has_tokens] : sent) requests.push_back({id, length, has_tokens});
+        WorkerMetrics out;
+        out.worker = worker;
+        out.pool = pool;
+        out.state = state;
+        StepMeter().measure(engine, requests, out);
+        return out;
+      },
+      "engine"_a, "worker"_a, "pool"_a, "state"_a, "sent"_a,
+      "Measure a worker as a scaler sees it. `sent`: its requests in the order of submission, as (id, tokens of prompt "
+      "and output so far, whether it has any output).");
   nb::class_<TrafficWindow>(m, "TrafficWindow", "Requests since the last tick.")
       .def_ro("since_ns", &TrafficWindow::since_ns)
       .def_ro("arrived", &TrafficWindow::arrived)

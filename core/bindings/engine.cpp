@@ -261,6 +261,24 @@ void bind_engine(nb::module_& m) {
       .def("keep_times", &Engine::keep_times,
            "Keep token gaps and load times for RunColumns from now on; memory grows with every step.")
       .def("watch_steps", &Engine::watch_steps, "on"_a, "Prepare what StepTable.record reads, or stop doing so.")
+      .def("set_slowdown", &Engine::set_slowdown, "factor"_a,
+           "Steps that begin from now on take `factor` times as long; 1 ends that. WrongState for an engine that "
+           "cannot.")
+      .def("set_load_failures", &Engine::set_load_failures, "tier"_a, "rate"_a,
+           "A share `rate` of the loads from a tier fails when they end. WrongState for an engine without tiers.")
+      .def(
+          "list_cached",
+          [](const Engine& self) {
+            std::vector<std::pair<Tier, Array<std::uint64_t>>> out;
+            const Residency& blocks = self.residency();
+            for (std::size_t pool = 0; pool < blocks.num_pools(); ++pool) {
+              std::vector<std::uint64_t> hashes;
+              for (const BlockIdentity& block : blocks.resident(pool)) hashes.push_back(block.sequence_hash());
+              out.emplace_back(blocks.tier(pool), to_array(std::move(hashes)));
+            }
+            return out;
+          },
+          "Sequence hashes of the blocks that are cached, by tier; between two steps. Cost: O(blocks).")
       .def("check", &Engine::check);
 }
 

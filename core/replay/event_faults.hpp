@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <unordered_map>
@@ -52,6 +53,12 @@ class EventFaults {
   void add_worker();
   // Takes events of a worker, in order of time, and replaces them by those that the router receives by `now_ns`.
   void pass(std::size_t worker, std::int64_t now_ns, TimedEvents& events);
+  // When the next batch that was held back is due; none: none is.
+  std::optional<std::int64_t> next_due_ns(std::size_t worker) const noexcept {
+    const std::deque<Late>& late = workers_[worker].late;
+    return late.empty() ? std::nullopt : std::optional(late.front().due_ns);
+  }
+  std::size_t num_workers() const noexcept { return workers_.size(); }
   // Rows after which the router knows all that the worker has published.
   EventRecords reread(std::size_t worker);
   // Rows after which the router knows nothing of the worker.

@@ -53,7 +53,6 @@ void Fleet::tick() {
   if (ended_ == workload_.size()) return;
   const bool is_last = queue_.empty();
   const ScaleOrder order = config_.elastic->on_tick(measure());
-  ++lives_->ticks;
   lives_->traffic = {};
   lives_->traffic.since_ns = now_ns_;
   if (order.targets.size() > pools_.size()) {
@@ -91,46 +90,13 @@ FleetMetrics Fleet::measure() {
 
 void Fleet::measure_step(std::size_t index, WorkerMetrics& out) {
   if (!stepwise()) advance_to_now(index);
-  Engine& engine = *workers_[index].engine;
-  const EngineSnapshot now = engine.snapshot();
-  out.has_stepped = now.totals.steps > 0 || now.phase == Phase::InStep;
-  const std::vector<std::uint64_t>& rows = lives_->rows[index];
-  const auto length_of = [this](std::uint64_t row) {
-    return static_cast<std::uint64_t>(workload_.prompt_tokens[row]) + lives_->emitted[row];
-  };
-  StepView& view = lives_->view;
-  view.clear();
-  engine.describe_step(view);
-  if (view.is_open && !view.entries.empty()) {
-    out.step_ns = view.compute_ns;
-    for (const StepEntry& entry : view.entries) {
-      if (entry.request < lives_->scheduled_at.size()) lives_->scheduled_at[entry.request] = lives_->ticks + 1;
-      if (entry.decodes) {
-        out.decode.add(std::uint64_t{entry.before} + entry.tokens);
-      } else {
-        out.prefill.add(entry.tokens);
-        out.prefill_context_tokens += entry.before;
-      }
-    }
-    for (const std::uint64_t row : rows) {
-      if (lives_->scheduled_at[row] == lives_->ticks + 1) continue;
-      (lives_->emitted[row] > 0 ? out.queued_decode : out.queued_prefill).add(length_of(row));
-    }
-    return;
+  std::vector<SentRequest>& sent = lives_->sent;
+  sent.clear();
+  for (const std::uint64_t row : lives_->rows[index]) {
+    const std::uint32_t tokens = lives_->emitted[row];
+    sent.push_back({row, static_cast<std::uint64_t>(workload_.prompt_tokens[row]) + tokens, tokens > 0});
   }
-  // The engine describes no step: the last requests wait, and those with tokens run before others.
-  std::size_t waiting = now.waiting + now.parked;
-  for (const bool has_tokens : {false, true}) {
-    for (std::size_t i = rows.size(); i > 0; --i) {
-      const std::uint64_t row = rows[i - 1];
-      if ((lives_->emitted[row] > 0) != has_tokens) continue;
-      const bool waits = waiting > 0;
-      waiting -= waits ? 1 : 0;
-      LengthSum& sum =
-          has_tokens ? (waits ? out.queued_decode : out.decode) : (waits ? out.queued_prefill : out.prefill);
-      sum.add(length_of(row));
-    }
-  }
+  lives_->meter.measure(*workers_[index].engine, sent, out);
 }
 
 void Fleet::count_traffic(std::uint64_t row) {

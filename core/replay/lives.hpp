@@ -12,10 +12,10 @@
 
 #include "base/assert.hpp"
 #include "engine/engine.hpp"
-#include "engine/step_view.hpp"
 #include "replay/elastic.hpp"
 #include "replay/event_faults.hpp"
 #include "replay/faults.hpp"
+#include "replay/step_meter.hpp"
 
 namespace understudy {
 
@@ -39,7 +39,7 @@ struct Wreck {
 };
 
 struct Lives {
-  explicit Lives(std::size_t num_rows) : emitted(num_rows, 0), scheduled_at(num_rows, 0) {}
+  explicit Lives(std::size_t num_rows) : emitted(num_rows, 0) {}
 
   std::vector<LifeState> state;                  // by worker
   std::vector<std::vector<std::uint64_t>> rows;  // by worker: sent to it and not ended, in that order
@@ -48,10 +48,9 @@ struct Lives {
   std::vector<std::size_t> draining;
   std::vector<std::uint64_t> stranded;  // rows that wait for a worker to be ready
   TrafficWindow traffic;
-  std::uint64_t ticks = 0;
-  std::vector<std::uint64_t> scheduled_at;  // tick at which a row was last seen in a step
-  std::uint64_t vain_ticks = 0;             // in a row, with nothing else to happen in the run
-  StepView view;                            // scratch
+  std::uint64_t vain_ticks = 0;  // in a row, with nothing else to happen in the run
+  StepMeter meter;
+  std::vector<SentRequest> sent;  // scratch
 
   // Faults.
   std::vector<std::size_t> active_faults;    // that last, in the order of their begins

@@ -1371,6 +1371,21 @@ class Engine:
     def watch_steps(self, on: bool) -> None:
         """Prepare what StepTable.record reads, or stop doing so."""
 
+    def set_slowdown(self, factor: float) -> None:
+        """
+        Steps that begin from now on take `factor` times as long; 1 ends that. WrongState for an engine that cannot.
+        """
+
+    def set_load_failures(self, tier: Tier, rate: float) -> None:
+        """
+        A share `rate` of the loads from a tier fails when they end. WrongState for an engine without tiers.
+        """
+
+    def list_cached(self) -> list[tuple[Tier, NDArray[numpy.uint64]]]:
+        """
+        Sequence hashes of the blocks that are cached, by tier; between two steps. Cost: O(blocks).
+        """
+
     def check(self) -> None: ...
 
 class Speculation:
@@ -3243,6 +3258,38 @@ class LostRequests:
 
     FIELDS: tuple[str, ...]
 
+class EventFaults:
+    """Faults on the way of KV events from workers to a router."""
+
+    def __init__(self, faults: Sequence[Fault], seed: int = 0) -> None: ...
+
+    def add_worker(self) -> None:
+        """Add a worker; they are numbered from 0."""
+
+    def deliver(self, worker: int, now_ns: int, batch: EventBatch | None = None) -> EventBatch:
+        """
+        Take events that a worker publishes now, if any, and return those that the router receives now.
+        """
+
+    def next_due_ns(self, worker: int) -> int | None:
+        """When the next events that were held back are due; None: none are."""
+
+    def reread(self, worker: int) -> EventBatch:
+        """
+        Return rows after which the router knows all that the worker has published.
+        """
+
+    def forget(self, worker: int) -> EventBatch:
+        """Return rows after which the router knows nothing of the worker."""
+
+    def end(self, worker: int) -> EventBatch:
+        """
+        The worker has lost its cache, and what was under way. Returns the same rows as `forget`.
+        """
+
+    def is_complete(self, worker: int) -> bool:
+        """Whether the router has received all that the worker has published."""
+
 class LifeState(enum.IntEnum):
     """State of a worker in a run."""
 
@@ -3308,6 +3355,11 @@ class WorkerMetrics:
     @property
     def queued_decode(self) -> LengthSum:
         """Contexts of requests that wait after their first token."""
+
+def measure_worker(engine: Engine, worker: int, pool: int, state: LifeState, sent: Sequence[tuple[int, int, bool]]) -> WorkerMetrics:
+    """
+    Measure a worker as a scaler sees it. `sent`: its requests in the order of submission, as (id, tokens of prompt and output so far, whether it has any output).
+    """
 
 class TrafficWindow:
     """Requests since the last tick."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from understudy.router import KvRouting, Router
+    from understudy.run.autoscale import Autoscale
+    from understudy.run.faults import FaultPlan
 
 
 C = "/v1/completions"
@@ -23,10 +25,19 @@ C = "/v1/completions"
 
 @asynccontextmanager
 async def fleet_of(
-    count: int, routing: str | KvRouting | Router = "round_robin", **settings: Any
+    count: int,
+    routing: str | KvRouting | Router = "round_robin",
+    *,
+    faults: FaultPlan | None = None,
+    autoscale: Autoscale | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Client, Fleet]]:
-    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096, **settings)
-    fleet = Fleet(FleetSettings(pools=((count, pool),), base_port=0, port=0, routing=routing))
+    pool = ServerSettings(**{"model": "stub", "engine": QUICK, "max_model_len": 4096, **settings})
+    fleet = Fleet(
+        FleetSettings(
+            pools=((count, pool),), base_port=0, port=0, routing=routing, faults=faults, autoscale=autoscale
+        )
+    )
     await fleet.start()
     try:
         yield Client(fleet.port), fleet

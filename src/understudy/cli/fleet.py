@@ -22,6 +22,8 @@ examples:
   understudy fleet --engine sglang --workers 4 --routing kv --page-size 64    SGLang workers
   understudy fleet --fleet-config fleet.yaml             pools of different engines
   understudy fleet --prefill-workers 2 --decode-workers 4 --kv-link-gbps 25 --kv-bytes-per-token 131072
+  understudy fleet --workers 4 --routing kv --fault kill:2@60s+30s --on-loss migrate
+  understudy fleet --workers 2 --autoscale backlog --max-workers 8 --startup-s 20
   curl localhost:8000/admin/fault --json '{"kind": "kill", "workers": [3]}'
 
 flags of the fleet:
@@ -42,6 +44,12 @@ flags of the fleet:
                           prefill workers
   --kv-link-gbps X, --kv-link-backend-gbps X, --kv-link-latency-ms MS, --kv-lease-duration S,
   --kv-load-failure-policy fail|recompute      links and rules of the hand-offs
+  --autoscale NAME        a scaler as of `understudy replay`: backlog, hpa,metric=kv_use,target=0.7, FILE.py:CLASS;
+                          --workers are those at the start, --min-workers N, --max-workers N, --startup-s S its limits
+  --fault KIND[:WORKER]@TIME[+DURATION], --faults FILE, --chaos SEED --chaos-rate PER_HOUR [--chaos-kinds KINDS]
+                          faults in time from the start, as of `understudy replay`
+  --on-loss fail|retry|migrate                 requests whose worker crashes; --retry-delay-ms X, --max-attempts N,
+                          --drain-limit-s S
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
 --api-key and --admin-host also protect the control routes of the front end (/fleet/..., /admin/...).
 """
@@ -111,7 +119,7 @@ def describe_ports(ports: Sequence[int]) -> str:
 
 def list_fleet_flags() -> tuple[Flag, ...]:
     """List the flags of `fleet` that `serve` does not have."""
-    from understudy.cli import fleet_stages
+    from understudy.cli import fleet_elastic, fleet_stages
     from understudy.server.flags import Flag
 
     return (
@@ -122,6 +130,7 @@ def list_fleet_flags() -> tuple[Flag, ...]:
         Flag(["--router"], "json"),
         Flag(["--fleet-config"], "str"),
         *fleet_stages.FLAGS,
+        *fleet_elastic.FLAGS,
     )
 
 
@@ -130,15 +139,17 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     from pathlib import Path
 
     from understudy.checks import port_number
-    from understudy.cli import fleet_stages
+    from understudy.cli import fleet_elastic, fleet_stages
     from understudy.cli.router_flags import build_live_policy
     from understudy.cli.serve import print_unused_flags
     from understudy.errors import ConfigError
     from understudy.fleets.fleet import FleetSettings
+    from understudy.router.dispatch import reads_events
     from understudy.server.flags.serving import read_serve
     from understudy.yaml_text import read_yaml
 
     fleet_flags = list_fleet_flags()
+    arguments = fleet_elastic.join_faults(arguments)
     divided = fleet_stages.has_stages(arguments, fleet_flags)
     plan = read_serve(
         [*arguments, *(fleet_stages.transfer_flag("kv_producer", {}) if divided else ())], more=fleet_flags
@@ -189,20 +200,30 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
             if count is not None
         ]
     base_port = values.get("base-port", content.get("base_port", 9000))
+    routing = build_live_policy(
+        values.get("routing", content.get("routing", "round_robin")),
+        values.get("router") or content.get("router") or {},
+    )
+    autoscale = fleet_elastic.read_autoscale(values)
+    faults = fleet_elastic.read_plan(values, pools, reads_events=reads_events(routing))
+    processes = values.get("processes", 1)
+    if processes > 1 and (autoscale is not None or faults is not None):
+        flag = "--autoscale" if autoscale is not None else "--fault and --on-loss"
+        raise ConfigError(f"{flag} need a fleet in one process; leave --processes out")
     settings = FleetSettings(
         pools=tuple(pools),
-        base_port=port_number("base_port", base_port, sum(count for count, _ in pools)),
+        base_port=base_port,
         host=plan.settings.host,
         port=port_number("port", values.get("port", content.get("port", 8000))),
-        routing=build_live_policy(
-            values.get("routing", content.get("routing", "round_robin")),
-            values.get("router") or content.get("router") or {},
-        ),
+        routing=routing,
+        autoscale=autoscale,
+        faults=faults,
         seed=plan.settings.seed,
         admin_hosts=plan.settings.admin_hosts,
         disaggregation=stages,
     )
-    return settings, values.get("processes", 1)
+    port_number("base_port", base_port, sum(count for count, _ in settings.most_workers()))
+    return settings, processes
 
 
 def _read_pools(

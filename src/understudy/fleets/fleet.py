@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from understudy.report.verdict import Verdict
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
+    from understudy.run.autoscale import Autoscale
     from understudy.run.disaggregation import Disaggregation
+    from understudy.run.faults import FaultPlan
     from understudy.server.settings import ServerSettings
 
 
@@ -45,6 +47,24 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     disaggregation: Disaggregation | None = None
     """Rule and routing of prefill and decode workers (`handoff` in a pool's settings); None: none has a role."""
+    autoscale: Autoscale | None = None
+    """A scaler, which may order as many workers as its `max_workers` says; the pools are those at the start."""
+    faults: FaultPlan | None = None
+    """Faults in time of the fleet's clock, and what becomes of requests that lose their worker."""
+
+    def most_workers(self) -> tuple[tuple[int, ServerSettings], ...]:
+        """Return the pools with the most workers that they may have. New workers join a role's first pool."""
+        if self.autoscale is None:
+            return self.pools
+        grown = []
+        seen: set[str] = set()
+        for count, pool in self.pools:
+            role = _role_of(pool)
+            standing = sum(n for n, one in self.pools if _role_of(one) == role)
+            most = self.autoscale.most_workers(standing)
+            grown.append((count + max(most - standing, 0) if role not in seen else count, pool))
+            seen.add(role)
+        return tuple(grown)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -66,8 +86,9 @@ class Fleet:
         for _, pool in settings.pools:
             if pool.clock_speed != first.clock_speed or pool.tokenizer != first.tokenizer:
                 raise ConfigError("pools: tokenizer or clock-speed differs; give all pools the same")
-        workers = sum(count for count, _ in settings.pools)
-        engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
+        pools = settings.most_workers()
+        workers = sum(count for count, _ in pools)
+        engines = sum(count * pool.data_parallel_size for count, pool in pools)
         require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")
         for _, pool in settings.pools:
             if pool.handoff is not None:
@@ -88,7 +109,7 @@ class Fleet:
             self.decode_routing = FleetRouting(self.servers, policy, settings.seed)
         self.shared_runs: list[TierRun] = []
         """Tiers that the workers of a pool share (G3, G4), for pools that have them."""
-        for number, (count, pool) in enumerate(settings.pools):
+        for number, (count, pool) in enumerate(pools):
             run = self._shared_run(pool)
             if run is not None:
                 self.shared_runs.append(run)
@@ -97,7 +118,14 @@ class Fleet:
                 self.servers.append(server)
                 self._routing_of(pool).add(server, len(self.servers) - 1, number)
         self.front = FleetFront(
-            self.servers, self.routing, settings.pools, name_policy(settings.routing), settings.access()
+            self.servers,
+            self.routing,
+            pools,
+            name_policy(settings.routing),
+            settings.access(),
+            starts=[count for count, _ in settings.pools],
+            autoscale=settings.autoscale,
+            faults=settings.faults,
         )
         if settings.disaggregation is not None and self.decode_routing is not None:
             self.front.divide(settings.disaggregation, self.decode_routing)
@@ -153,6 +181,7 @@ class Fleet:
             raise OSError(error.errno, f"{error.strerror or error} ({where})") from None
         self.port = self._listening.sockets[0].getsockname()[1]
         self.front.start()
+        self.front.elastic.start()
 
     async def stop(self) -> None:
         """Stop listening; requests end or are aborted as the workers' settings say."""
@@ -185,6 +214,10 @@ def print_lateness(fleet: Fleet, about: str = "") -> None:
     verdict = fleet.judge_lateness()
     if verdict is not None:
         print(f"▲ {about}{verdict}", file=sys.stderr, flush=True)
+
+
+def _role_of(pool: ServerSettings) -> str:
+    return "both" if pool.handoff is None else pool.handoff.stage
 
 
 def shifted(events: dict[str, Any], by: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,9 +13,10 @@ import msgspec
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.fleets.assets import show_page
+from understudy.fleets.elastic import ElasticFleet
 from understudy.fleets.monitor import SAMPLED_EVERY_S, Monitor
 from understudy.fleets.report import STATES, Report, describe_worker, read_report, state_of
-from understudy.fleets.scale import FleetScale, ScaleOrder
+from understudy.fleets.scale import ScaleOrder
 from understudy.fleets.staged import StagedForward
 from understudy.router.dispatch import Decision, LiveRouteRequest, name_policy
 from understudy.server.access import Access, route_class
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
     from understudy.fleets.routing import FleetRouting
     from understudy.http import Connection, Request
+    from understudy.run.autoscale import Autoscale
     from understudy.run.disaggregation import Disaggregation
+    from understudy.run.faults import FaultPlan
     from understudy.server.metrics.families import Histogram
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
@@ -52,7 +56,12 @@ class FleetFront:
         pools: Sequence[tuple[int, ServerSettings]],
         name: str,
         access: Access,
+        *,
+        starts: Sequence[int] | None = None,
+        autoscale: Autoscale | None = None,
+        faults: FaultPlan | None = None,
     ) -> None:
+        """`pools`: with the most workers of each; `starts`: those that begin, of each (None: all)."""
         self.servers = servers
         self._access = access
         self.max_body_bytes = servers[0].settings.max_body_bytes
@@ -62,13 +71,23 @@ class FleetFront:
         self._no_blocks = Identities.from_local_hashes([])
         self._stages: StagedForward | None = None
         self.monitor = Monitor(pools, name, lambda: routing.dispatcher.num_waiting)
-        self._scale = FleetScale(servers, pools)
         self._sampler: asyncio.TimerHandle | None = None
         self._late_ms = [0.0] * len(servers)
         self._token_counts: deque[list[int]] = deque(maxlen=LATENESS_SAMPLES)
         self.registry = Registry()
         add_process(self.registry)
         self.http = HttpMetrics(self.registry)
+        self.elastic = ElasticFleet(
+            servers,
+            routing,
+            pools,
+            starts=starts,
+            autoscale=autoscale,
+            faults=faults,
+            on_sent=self._note_sent,
+        )
+        self.elastic.add_metrics(self.registry)
+        self._ledger = self.elastic.ledger
         self._routed = [
             self.registry.counter(
                 "understudy:routed_requests", "Requests sent to a worker.", worker=str(index)
@@ -178,11 +197,11 @@ class FleetFront:
         connection.respond(200, msgspec.json.encode(report))
 
     def _sizes(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, msgspec.json.encode({"pools": self._scale.count()}))
+        connection.respond(200, msgspec.json.encode({"pools": self.elastic.scale.count()}))
 
     def _resize(self, request: Request, connection: Connection) -> None:
         order = ScaleOrder.read(read_json(request))
-        connection.respond(200, msgspec.json.encode(self._scale.apply(order)))
+        connection.respond(200, msgspec.json.encode(self.elastic.scale.apply(order)))
 
     def _forward(self, request: Request, connection: Connection) -> None:
         tables = [server.app.routes for server in self.servers]
@@ -190,25 +209,48 @@ class FleetFront:
             having = [index for index, table in enumerate(tables) if table.methods_of(request.path)]
             self.servers[self._first_alive(having)].app.handle(request, connection)
             return
+        self._ledger.begin(connection)
+        connection.on_ended = partial(self._ledger.end, connection)
+        if self.elastic.scaler is not None:
+            self.elastic.scaler.on_arrival()
         self._router.update_availability()
         asked = self._asked(request)
         if self._stages is not None:
             self._stages.forward(request, connection, asked)
             return
+        self._dispatch(asked, request, connection)
+
+    def _dispatch(self, asked: LiveRouteRequest, request: Request, connection: Connection) -> None:
+        """Send a request to a worker, now or when the router releases it."""
         on_answered = connection.on_answered
 
         def go(decision: Decision) -> None:
             self._send(asked, decision, request, connection)
 
+        def refuse() -> None:  # the first worker answers with its error
+            connection.on_close, connection.on_answered = None, on_answered
+            self.servers[0].app.handle(request, connection)
+
         connection.on_close = lambda: self._dispatcher.ended(asked.row)
         try:
             self._dispatcher.dispatch(asked, go)
-        except WrongState:  # no worker is available: the first one answers with its error
-            connection.on_close, connection.on_answered = None, on_answered
-            self.servers[0].app.handle(request, connection)
+        except WrongState:  # no worker is available
+            if self.elastic.lost is None:
+                refuse()
+            else:
+                self.elastic.lost.wait_for_worker(
+                    connection, partial(self._dispatch_again, asked, request, connection), refuse
+                )
         except PolicyError as error:
             connection.on_close = None
             raise ApiError(str(error), status=500, kind="InternalServerError") from error
+
+    def _dispatch_again(self, asked: LiveRouteRequest, request: Request, connection: Connection) -> None:
+        self._router.update_availability()
+        try:
+            self._dispatch(asked, request, connection)
+        except Exception as error:
+            answer_error(error, connection)
 
     def _asked(self, request: Request) -> LiveRouteRequest:
         """Build the policy's view of a request. A policy without blocks gets an estimated length."""
@@ -249,9 +291,17 @@ class FleetFront:
         self._note_sent(asked, decision, chosen, request.path, rank)
         row, dispatcher = asked.row, self._dispatcher
         connection.on_first_token = lambda: dispatcher.first_token(row)
-        connection.on_ended = lambda: dispatcher.ended(row)
+        connection.on_ended = partial(self._on_ended, row, connection)
+        if self.elastic.lost is not None:
+            self.elastic.lost.note_sent(connection, asked, request.path)
         server.app.handle(request, connection)
         connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
+
+    def _on_ended(self, row: int, connection: Connection) -> None:
+        self._dispatcher.ended(row)
+        if self.elastic.lost is not None:
+            self.elastic.lost.note_ended(connection)
+        self._ledger.end(connection)
 
     def _note_sent(
         self, asked: LiveRouteRequest, decision: Decision, chosen: int, path: str, rank: int = 0
@@ -328,7 +378,7 @@ class FleetFront:
         if self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
-        self._scale.close()
+        self.elastic.close()
         self.monitor.close()
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import EventBatch
+    from understudy.fleets.event_faults import DisturbedEvents
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
     from understudy.server.core import EngineCore
@@ -36,6 +37,7 @@ class FleetRouting:
         view = LiveFleetView(servers, self.targets, self._pools, self._roles)
         self.dispatcher = Dispatcher(policy, seed=seed, view=view)
         self._numbers: dict[tuple[int, int], int] = {}
+        self._disturbed: DisturbedEvents | None = None
 
     def add(self, server: Server, index: int, pool: int) -> None:
         """Add a worker; `pool` is the number of its pool in the fleet's settings."""
@@ -51,18 +53,34 @@ class FleetRouting:
             server.worker.on_events = self._observe
             server.worker.on_restart = self._forget
 
+    def disturb(self, disturbed: DisturbedEvents) -> None:
+        """Let faults disturb the events of all workers, which have been added."""
+        self._disturbed = disturbed
+        for _ in self.targets:
+            disturbed.add_worker()
+
+    def numbers_of(self, server: int) -> list[int]:
+        """Return the policy's numbers of a server's ranks."""
+        return [number for number, (index, _) in enumerate(self.targets) if index == server]
+
     def update_availability(self) -> None:
         """Mark workers as unavailable that are dead, starting, draining or stopped."""
         for number, (server, _) in enumerate(self.targets):
             self.dispatcher.set_available(number, self.servers[server].app.takes_requests)
 
     def _observe(self, worker: int, rank: int, batch: EventBatch) -> None:
-        self.dispatcher.observe(self._numbers[worker, rank], batch)
+        number = self._numbers[worker, rank]
+        if self._disturbed is None:
+            self.dispatcher.observe(number, batch)
+        else:
+            self._disturbed.observe(number, batch)
 
     def _forget(self, worker: int) -> None:
-        for number, (server, _) in enumerate(self.targets):
-            if server == worker:
+        for number in self.numbers_of(worker):
+            if self._disturbed is None:
                 self.dispatcher.forget(number)
+            else:
+                self._disturbed.end(number)
 
 
 class LiveFleetView(OutstandingWork):

@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
@@ -56,8 +56,27 @@ class FleetScale:
     are empty. One that starts again serves after `startup_s`. One that still drains goes on serving, with its cache.
     """
 
-    def __init__(self, servers: Sequence[Server], pools: Sequence[tuple[int, ServerSettings]]) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        pools: Sequence[tuple[int, ServerSettings]],
+        *,
+        stays_away: Callable[[int], bool] = lambda _: False,
+        bring_back: Callable[[int], None] = lambda _: None,
+        on_ready: Callable[[], None] = lambda: None,
+        drain_limit_s: float | None = None,
+    ) -> None:
+        """`stays_away`: whether a worker has crashed for good; `bring_back`: lets it start again; `on_ready`: called
+        when a worker that starts is ready.
+
+        `drain_limit_s`: real time after which a worker that drains hands back its requests.
+        """
         self._servers = servers
+        self._stays_away = stays_away
+        self._bring_back = bring_back
+        self._on_ready = on_ready
+        self._drain_limit_s = drain_limit_s
+        self._limits: dict[int, asyncio.TimerHandle] = {}
         self._ranges: list[range] = []
         first = 0
         for count, _ in pools:
@@ -75,23 +94,60 @@ class FleetScale:
                 param="workers",
                 kind="Bad Request",
             )
-        started, drained = [], []
-        for place, index in enumerate(members):
-            app = self._servers[index].app
-            if place < order.workers and app.stopped:
-                app.stopped = False
-                app.ready_at_s = time.monotonic() + order.startup_s
-                started.append(index)
-            elif place < order.workers and index in self._draining:
-                self._draining.discard(index)
-                app.draining = False
-                started.append(index)
-            elif place >= order.workers and not app.stopped and index not in self._draining:
-                app.draining = True
-                self._draining.add(index)
-                drained.append(index)
+        standing = [index for index in members if self._stands(index)]
+        others = [index for index in members if not self._stands(index)]
+        started = others[: max(order.workers - len(standing), 0)]
+        drained = standing[order.workers :]
+        for index in started:
+            self._start(index, order.startup_s)
+        for index in drained:
+            self._drain(index)
         self._stop_drained()
         return {"workers": order.workers, "started": started, "draining": drained}
+
+    def stop_at_once(self, index: int) -> None:
+        """Stop a worker that has no request, before the fleet serves."""
+        self._servers[index].app.stopped = True
+
+    def num_workers(self, pool: int) -> int:
+        """Return the most workers that a pool may have."""
+        return len(self._ranges[pool])
+
+    def pool_of(self, index: int) -> int:
+        """Return the number of a worker's pool."""
+        return next(number for number, members in enumerate(self._ranges) if index in members)
+
+    def _stands(self, index: int) -> bool:
+        """Return whether a worker serves, starts, or will be back after a crash."""
+        gone = self._servers[index].app.stopped or self._stays_away(index)
+        return not gone and index not in self._draining
+
+    def _start(self, index: int, startup_s: float) -> None:
+        app = self._servers[index].app
+        if index in self._draining:
+            self._draining.discard(index)
+            self._end_limit(index)
+            app.draining = False
+            return
+        if self._stays_away(index):
+            self._bring_back(index)
+        app.stopped = False
+        app.ready_at_s = time.monotonic() + startup_s
+        asyncio.get_running_loop().call_later(startup_s, self._on_ready)
+
+    def _drain(self, index: int) -> None:
+        server = self._servers[index]
+        server.app.draining = True
+        self._draining.add(index)
+        if self._drain_limit_s is not None:
+            self._limits[index] = asyncio.get_running_loop().call_later(
+                self._drain_limit_s, server.worker.hand_back
+            )
+
+    def _end_limit(self, index: int) -> None:
+        limit = self._limits.pop(index, None)
+        if limit is not None:
+            limit.cancel()
 
     def count(self) -> list[dict[str, int]]:
         """Count the workers of each pool that serve or start, drain, and have stopped."""
@@ -131,6 +187,7 @@ class FleetScale:
             if app.endpoints.in_flight or app.worker.live():
                 continue
             self._draining.discard(index)
+            self._end_limit(index)
             app.draining = False
             app.stopped = True
             app.worker.flush(lambda _: None)
@@ -139,6 +196,8 @@ class FleetScale:
 
     def close(self) -> None:
         """Look at the workers no more."""
+        for index in tuple(self._limits):
+            self._end_limit(index)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

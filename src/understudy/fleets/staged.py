@@ -117,6 +117,7 @@ class _Passage:
         self._connection = connection
         self._asked = asked
         self._on_answered = connection.on_answered
+        self._on_ended = connection.on_ended
         self._decode: tuple[int, Decision] | None = None
         self._leg: PrefillAnswer | None = None
         self._decode_asked = asked
@@ -223,7 +224,14 @@ class _Passage:
         self._decode = None
         connection.on_answered = self._on_answered
         connection.on_first_token = lambda: self._on_first_token(asked.row)
-        connection.on_ended = lambda: dispatcher.ended(asked.row)
+        on_ended = self._on_ended
+
+        def ended() -> None:
+            dispatcher.ended(asked.row)
+            if on_ended is not None:
+                on_ended()
+
+        connection.on_ended = ended
         self._stages.send(asked, decision, worker, request, connection)
         connection.extra_headers += f"x-understudy-worker: {worker}\r\n".encode()
 

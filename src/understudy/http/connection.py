@@ -120,6 +120,7 @@ class Connection(Answer, asyncio.Protocol):
             self._chunked = not self._old
             self._bodyless = request.method == "HEAD"
             self._status = 0
+            self.has_failed = False
             if len(request.body) > LARGE_BODY_BYTES:
                 decoding = asyncio.get_running_loop().run_in_executor(None, request.decode)
                 decoding.add_done_callback(partial(self._handle_decoded, request))

@@ -107,6 +107,8 @@ class Answer:
         """Called once at the first token of the answer."""
         self.on_ended: Callable[[], None] | None = None
         """Called once when the answer has ended or the client has disconnected, after the other callbacks."""
+        self.has_failed = False
+        """True when the answer is a stream that has ended with an error."""
         self.extra_headers = b""
         self.error_form: Callable[[Any], bytes] | None = None
         """Formats errors of the server that answers; None: in vLLM's form."""
@@ -123,6 +125,11 @@ class Answer:
         if name is None:
             return None
         return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def status(self) -> int:
+        """Status of the answer; 0 before it begins."""
+        return self._status
 
     @property
     def ends(self) -> bool:
@@ -254,6 +261,7 @@ class Answer:
             self.on_close = None
             self.respond(status, body)
         elif self._streaming and self._streams_events:
+            self.has_failed = True
             self.send_event(b"data: " + body + b"\n\ndata: [DONE]\n\n")
             self.end_stream()
         elif self._streaming:

@@ -81,6 +81,15 @@ def name_policy(policy: str | KvRouting | DelayedEvents | Router) -> str:
     return "kv" if isinstance(policy, KvRouting) else type(policy).__name__
 
 
+def reads_events(policy: str | KvRouting | DelayedEvents | Router) -> bool:
+    """Return whether a live policy receives KV events."""
+    if isinstance(policy, DelayedEvents):
+        policy = policy.router
+    if isinstance(policy, str):
+        return policy == "kv"
+    return policy.use_events if isinstance(policy, KvRouting) else has_own(policy, "observe")
+
+
 class Dispatcher:
     """Dispatch requests of a live fleet to workers by one policy. For one thread."""
 

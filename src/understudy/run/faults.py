@@ -235,5 +235,10 @@ def _read_number(text: str, field: str) -> float:
     return value
 
 
+def fields_of(kind: Kind) -> tuple[str, ...]:
+    """Return the fields of a kind of fault, in addition to time, duration and worker."""
+    return _TAKES.get(kind, ())
+
+
 def _plain(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from understudy._core import LifeState, StepLoad
 from understudy.errors import ConfigError, PolicyError, UnderstudyError
@@ -24,6 +24,66 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 20
 """Stands for a limit that an engine does not have."""
+
+
+class SeenTraffic(Protocol):
+    """Requests since the last tick: the core's `TrafficWindow`, or that of a live fleet."""
+
+    @property
+    def since_ns(self) -> int:
+        """Time of the last tick."""
+
+    @property
+    def arrived(self) -> int:
+        """Requests that arrived."""
+
+    @property
+    def completed(self) -> int:
+        """Requests that completed; the sums are over these."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Sum of their prompts."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Sum of their answers."""
+
+    @property
+    def hit_share(self) -> float:
+        """Sum of the cached shares of their prompts."""
+
+    @property
+    def with_tokens(self) -> int:
+        """Requests with a first token."""
+
+    @property
+    def ttft_ns(self) -> float:
+        """Sum of their times to the first token."""
+
+    @property
+    def with_gaps(self) -> int:
+        """Requests with two tokens or more."""
+
+    @property
+    def itl_ns(self) -> float:
+        """Sum of their mean gaps between tokens."""
+
+
+class SeenFleet(Protocol):
+    """A fleet at a tick: the core's `FleetMetrics`, or a live fleet."""
+
+    @property
+    def now_ns(self) -> int:
+        """Time of the tick."""
+
+    @property
+    def workers(self) -> list[WorkerMetrics]:
+        """Workers that have not stopped, by id."""
+
+    @property
+    def traffic(self) -> SeenTraffic:
+        """Requests since the last tick."""
 
 
 class ScaleDecision(NamedTuple):
@@ -105,7 +165,7 @@ class ScalerDriver:
             raise ConfigError(f"autoscale: initial_tick_ms() must be 0 or more, got {first_ms}")
         return round(first_ms * 1e6)
 
-    def on_tick(self, core: FleetMetrics) -> tuple[list[int | None], int | None]:
+    def on_tick(self, core: FleetMetrics | SeenFleet) -> tuple[list[int | None], int | None]:
         """Return the wanted workers of each pool, and the time of the next tick."""
         metrics = self._measure(core)
         self._ticks += 1
@@ -140,7 +200,7 @@ class ScalerDriver:
         given = self._settings.scaler
         return given if isinstance(given, str) else type(given).__qualname__
 
-    def _count_others(self, role: Role, core: FleetMetrics) -> int:
+    def _count_others(self, role: Role, core: SeenFleet) -> int:
         """Count workers of a role outside its first pool that do not drain."""
         first = self._roles.index(role)
         return sum(
@@ -148,7 +208,7 @@ class ScalerDriver:
             for one in core.workers
         )
 
-    def _measure(self, core: FleetMetrics) -> TickMetrics:
+    def _measure(self, core: SeenFleet) -> TickMetrics:
         found: dict[Role, list[WorkerMetrics]] = {role: [] for role in ROLES}
         for one in core.workers:
             found[self._roles[one.pool]].append(one)
@@ -240,7 +300,7 @@ def _list_snapshots(workers: Sequence[WorkerMetrics]) -> list[PassSnapshot]:
     ]
 
 
-def _traffic_of(core: FleetMetrics) -> Traffic:
+def _traffic_of(core: SeenFleet) -> Traffic:
     seen = core.traffic
 
     def mean(total: float, count: int) -> float:

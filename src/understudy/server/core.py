@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from understudy._core import Engine as SimulatedEngine
 from understudy._core import Phase, RequestSpec, VllmEngine
 from understudy.engines.block_counts import BlockCounts
 from understudy.engines.interface import HasLinks
@@ -85,6 +86,9 @@ class EngineCore:
         self.preemptions = 0
         self.paused = False
         self.admission_paused = False
+        self._slowdown = 1.0
+        self._link_shares: dict[Tier, float] = {}
+        self._load_failures: dict[Tier, float] = {}
         self._phase = Phase.IDLE
         self._next_id = 0
         self._batch_tokens = 0
@@ -100,6 +104,13 @@ class EngineCore:
         """Return the engine, for features that only vLLM's has. WrongState for another kind."""
         if not isinstance(self.engine, VllmEngine):
             raise WrongState(f"{self.name}: this needs a vLLM engine, not {type(self.engine).__name__}")
+        return self.engine
+
+    @property
+    def simulated(self) -> SimulatedEngine:
+        """Return the engine, for features of simulated ones. WrongState for one that computes."""
+        if not isinstance(self.engine, SimulatedEngine):
+            raise WrongState(f"{self.name}: this needs a simulated engine, not {type(self.engine).__name__}")
         return self.engine
 
     def find_refusal(self, request: LiveRequest) -> str | None:
@@ -263,16 +274,24 @@ class EngineCore:
             self.recorder.on_end(finished, now_ns)
         return StepEffects(tokens, finished, batch_tokens)
 
+    def take_all(self, now_ns: int) -> list[LiveRequest]:
+        """Drop all requests and free their blocks; they are lost. The cache and an open step stay."""
+        taken = list(self.live.values())
+        for request in taken:
+            self._apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
+            request.ended, request.aborted = "lost", False
+        return taken
+
     def fail(self, failure: Exception) -> list[LiveRequest]:
         """Stop the engine, also within a step. Returns the requests that are lost."""
         self.failure = failure
         self.step_end_ns = -1
         return self._mark_all_lost()
 
-    def restart(self) -> list[LiveRequest]:
+    def restart(self, now_ns: int = 0) -> list[LiveRequest]:
         """Replace the engine by a new one with an empty cache. Returns the requests that are lost."""
         lost = self._mark_all_lost()
-        self._replace_engine()
+        self._replace_engine(now_ns)
         self.step_end_ns = -1
         self.failure = None
         return lost
@@ -293,7 +312,7 @@ class EngineCore:
         if self.failure is not None:
             return False
         if self.is_empty:
-            self._replace_engine()
+            self._replace_engine(now_ns)
             return True
         some_stay = self.holds_blocks or self.has_tiers
         self.engine.forget_cache(now_ns)
@@ -302,9 +321,15 @@ class EngineCore:
             self.engine.take_events()
         return not some_stay
 
-    def _replace_engine(self) -> None:
+    def _replace_engine(self, now_ns: int) -> None:
         self.engine = self._make()
         self._begin_ns = 0
+        if self._slowdown != 1.0:
+            self.set_slowdown(self._slowdown)
+        for tier, share in self._link_shares.items():
+            self.set_link_share(now_ns, tier, share)
+        for tier, rate in self._load_failures.items():
+            self.set_load_failures(tier, rate)
         if self.recorder is not None:
             self.recorder.on_restart(self)
         if self.admission_paused:
@@ -355,3 +380,14 @@ class EngineCore:
                 f"{self.name}: this needs an engine with tiers, not {type(self.engine).__name__}"
             )
         self.engine.set_link_share(now_ns, tier, share)
+        self._link_shares[tier] = share
+
+    def set_slowdown(self, factor: float) -> None:
+        """Make steps that begin from now on `factor` times as long. WrongState for an engine that cannot."""
+        self.simulated.set_slowdown(factor)
+        self._slowdown = factor
+
+    def set_load_failures(self, tier: Tier, rate: float) -> None:
+        """Let a share of the loads from a tier fail. WrongState for an engine without tiers."""
+        self.simulated.set_load_failures(tier, rate)
+        self._load_failures[tier] = rate

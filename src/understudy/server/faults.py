@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -167,6 +168,8 @@ class Faults:
         self._handle = handle
         self._active: dict[str, ActiveFault] = {}
         """Active faults by target: requests, events, the engine, or one link."""
+        self.planned: dict[int, dict[str, Any]] = {}
+        """Active faults of a fleet's plan, by number: kind, fields, and the Unix time `until` which each lasts."""
         self._draw = random.Random(0)
         self.failure_rate = 0.0
         self.failure_types: tuple[str, ...] = tuple(FAILURES)
@@ -207,6 +210,8 @@ class Faults:
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the faults that have not ended."""
         kinds = tuple(fault.order.kind for fault in self._active.values()) if self._active else ()
+        if self.planned:
+            kinds = (*kinds, *(row["kind"] for row in self.planned.values()))
         for sender in self._worker.senders:
             if sender.batches_to_drop:
                 return (*kinds, "lose_events")
@@ -220,6 +225,10 @@ class Faults:
             fields = {name: getattr(order, name) for name in _FIELDS[order.kind]}
             left_s = None if timer is None else round(max(timer.when() - now_s, 0.0), 3)
             rows.append({"kind": order.kind, **fields, "left_s": left_s})
+        for planned in self.planned.values():
+            until = planned["until"]
+            left_s = None if until is None else round(max(until - time.time(), 0.0), 3)
+            rows.append({**{name: planned[name] for name in planned if name != "until"}, "left_s": left_s})
         if lose := max((sender.batches_to_drop for sender in self._worker.senders), default=0):
             rows.append({"kind": "lose_events", "count": lose, "left_s": None})
         return rows
@@ -295,7 +304,7 @@ def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list
     for index in chosen:
         if not 0 <= index < len(workers):
             raise ApiError(f"there is no worker {index}; there are 0 … {len(workers) - 1}")
-        if order.kind == "slow_link" and not _has_limit(workers[index], order.tier):
+        if order.kind == "slow_link" and not has_limited_link(workers[index], order.tier):
             raise ApiError(f"worker {index} has no {order.tier} tier behind a link with a limit")
         handoff = workers[index].handoff
         if order.kind == "fail_reads" and (handoff is None or not handoff.consumes):
@@ -303,7 +312,8 @@ def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list
     return chosen
 
 
-def _has_limit(settings: ServerSettings, tier: str) -> bool:
+def has_limited_link(settings: ServerSettings, tier: str) -> bool:
+    """Return whether a worker with these settings has a tier behind a link of limited bandwidth."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
     return plan is not None and any(
         math.isfinite(link.bandwidth_gbps) or link.duplex_gbps is not None

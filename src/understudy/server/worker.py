@@ -110,8 +110,13 @@ class Worker:
         """Called with every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
         """Called when the worker has lost its cache."""
+        self.on_lost: Callable[[int, list[LiveRequest], int], list[LiveRequest]] | None = None
+        """Called when requests have lost the worker: (worker, requests, now). It returns those that end here."""
+        self.is_down = False
+        """True while the worker is away after a crash: requests that still reach it are lost."""
         self.on_end: Callable[[int, LiveRequest], None] | None = None
         """Called when a request has ended: (worker, request)."""
+        self._between_steps: dict[int, list[Callable[[], None]]] = {}
         self.senders = make_senders(settings, self.cores)
         if given is not None and self.senders:
             given.connect_events(self.senders[0])
@@ -178,7 +183,9 @@ class Worker:
 
     def submit(self, request: LiveRequest, rank: int) -> None:
         """Submit a request to the engine of a rank; while generation is paused, keep it."""
-        if self._held is None:
+        if self.is_down:
+            self._lose_later(self.cores[rank], request)
+        elif self._held is None:
             self.driver.submit(self.cores[rank], request)
         else:
             self._held.append((request, rank))
@@ -205,6 +212,23 @@ class Worker:
         self.metrics[rank].on_step(effects)
         self._count_handoffs()
         self._publish_events(core, rank)
+        if self._between_steps:
+            self._run_between_steps(core)
+
+    def call_between_steps(self, core: EngineCore, act: Callable[[], None]) -> None:
+        """Call `act` once when the engine is between two steps and its events have been published."""
+
+        def call_or_wait(_: int) -> None:
+            self._between_steps.setdefault(id(core), []).append(act)
+            if core.step_end_ns < 0 and not core.computing:
+                self._publish_events(core, self._rank_of[id(core)])
+                self._run_between_steps(core)
+
+        self.driver.enqueue(core, call_or_wait)
+
+    def _run_between_steps(self, core: EngineCore) -> None:
+        for act in self._between_steps.pop(id(core), ()):
+            act()
 
     def on_idle(self, core: EngineCore) -> None:
         """Trim the event sender's tokens and complete pending pauses."""
@@ -305,17 +329,42 @@ class Worker:
             def restart(now_ns: int, core: EngineCore = core) -> None:
                 if self.handoff is not None:
                     self.handoff.restart(now_ns)
-                for request in core.restart():
-                    request.finish_ns = now_ns
-                    request.notify_end(now_ns)
+                lost = core.restart(now_ns)
                 if self.senders:
                     self.senders[self._rank_of[id(core)]].restart()
                 if self.on_restart is not None:
                     self.on_restart(self.index)
+                self._end_lost(lost, now_ns)
 
             lost += len(core.live)
             self.driver.enqueue(core, restart)
         return lost
+
+    def hand_back(self) -> None:
+        """Take the requests that are in flight away from the engines: they have lost this worker, which goes on."""
+        for core in self.cores:
+
+            def take(now_ns: int, core: EngineCore = core) -> None:
+                self._end_lost(core.take_all(now_ns), now_ns)
+
+            self.driver.enqueue(core, take)
+
+    def _lose_later(self, core: EngineCore, request: LiveRequest) -> None:
+        request.arrival_ns = self.driver.clock.now_ns()
+        request.rank = core
+
+        def lose(now_ns: int) -> None:
+            if not request.ended:
+                core.mark_lost(request, now_ns)
+                self._end_lost([request], now_ns)
+
+        self.driver.enqueue(core, lose)
+
+    def _end_lost(self, lost: list[LiveRequest], now_ns: int) -> None:
+        ended = lost if self.on_lost is None or not lost else self.on_lost(self.index, lost, now_ns)
+        for request in ended:
+            request.finish_ns = now_ns
+            request.notify_end(now_ns)
 
     def slow_links(self, tier: str, factor: float) -> None:
         """Divide the bandwidth of a tier's links by `factor`. Links of a shared tier slow down for all workers."""

@@ -92,15 +92,17 @@ export class Faults {
     button.type = "button";
     button.onclick = () => { button.disabled = true; this.send({kind: "none", only: fault.kind, workers: fault.workers}); };
     if (fault.until) this.clocks.push({node: left, until: fault.until});
-    return add(el("li"), add(el("span"), el("b", "", describe(fault)), " " + who), left, button);
+    return add(el("li"), add(el("span"), el("b", "", describe(fault)), " " + who), left, fault.planned ? el("small", "", "planned") : button);
   }
 }
 
 function describe(fault) {
-  const kind = fault.kind.replace("_", " "), share = fault.rate < 1 ? ` (${Math.round(fault.rate * 100)} % of requests)` : "";
+  const kind = fault.kind.replace("_", " "), of = fault.planned ? "" : " of requests";
+  const share = fault.rate < 1 ? ` (${Math.round(fault.rate * 100)} %${of})` : "";
   if ("delay_ms" in fault) return `${kind} by ${ms(fault.delay_ms)}${share}`;
   if ("after_ms" in fault) return `${kind} after ${ms(fault.after_ms)}${share}`;
   if ("status" in fault) return `${kind} with ${fault.status}${share}`;
-  if ("factor" in fault) return `${fault.tier} links ${fault.factor}× slower`;
+  if ("factor" in fault) return `${fault.tier ? fault.tier + " links" : "steps"} ${fault.factor}× slower`;
+  if ("rate" in fault) return `${kind}${fault.tier ? " from " + fault.tier : ""}${share}`;
   return "count" in fault ? `${kind} (${fault.count})` : kind;
 }

@@ -194,3 +194,29 @@ class Choice:
             self.sent = self.emitted
             rest = self.emitted - sent
             generation.send_chunk(self, sent, rest, last=True)
+
+
+class ContinuedChoice:
+    """Listens to the engine request of a choice that goes on behind tokens that an earlier worker made."""
+
+    __slots__ = ("_first", "choice")
+
+    def __init__(self, choice: Choice, first: int) -> None:
+        self.choice = choice
+        self._first = first
+
+    def on_admitted(self, request: LiveRequest, now_ns: int) -> None:
+        """Count the scheduling of the request."""
+        self.choice.on_admitted(request, now_ns)
+
+    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
+        """Pass on new tokens by their numbers in the whole answer."""
+        self.choice.on_tokens(request, self._first + first, count, now_ns)
+
+    def on_end(self, request: LiveRequest, now_ns: int) -> None:
+        """Pass on the end of the request."""
+        self.choice.on_end(request, now_ns)
+
+    def on_error(self, request: LiveRequest) -> None:
+        """Pass on an exception of the choice."""
+        self.choice.on_error(request)

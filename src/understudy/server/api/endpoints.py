@@ -182,5 +182,14 @@ class Endpoints:
                 f"the queue is full ({reason}); try again later", status=503, kind="Service Unavailable"
             )
 
+    def adopt(self, generation: Generation) -> None:
+        """Count a generation as in flight here, which another worker has lost."""
+        self.in_flight.add(generation)
+        generation.on_done = self._done
+
+    def release(self, generation: Generation) -> None:
+        """Count a generation as in flight here no more."""
+        self.in_flight.discard(generation)
+
     def _done(self, generation: Generation, how: str) -> None:  # noqa: ARG002
         self.in_flight.discard(generation)

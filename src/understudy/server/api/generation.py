@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from understudy.errors import InvalidArgument
-from understudy.server.api.choice import Choice
+from understudy.server.api.choice import Choice, ContinuedChoice
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, form_of
 from understudy.server.api.plan import CHOICE_COST
 from understudy.server.live_request import LiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from understudy.http import Connection
     from understudy.server.api.planner import PlannedAnswers
@@ -104,11 +104,14 @@ class Generation:
             self._prepare(choice, rank, lora)
             yield CHOICE_COST + len(choice.plan.tokens) // 8
 
-    def _prepare(self, choice: Choice, rank: int, lora: str) -> None:
-        worker, sampling = self.worker, choice.sampling
+    def _prepare(self, choice: Choice, rank: int, lora: str, first: int = 0) -> None:
+        """Make the engine's request of a choice; with `first`, behind so many tokens that it has already."""
+        worker, sampling, plan = self.worker, choice.sampling, choice.plan
+        tokens = np.array(plan.tokens, dtype=np.uint32)
+        prompt = np.concatenate([choice.prompt, tokens[:first]]) if first else choice.prompt
         identities = worker.identities(
-            choice.prompt,
-            np.array(choice.plan.tokens, dtype=np.uint32),
+            prompt,
+            tokens[first:],
             rank,
             salt=sampling.cache_salt,
             lora=lora,
@@ -117,12 +120,12 @@ class Generation:
         choice.named = identities if sampling.reports_hits else None
         choice.request = LiveRequest(
             self.request_name(choice),
-            len(choice.prompt),
-            choice.plan.max_tokens,
+            len(prompt),
+            plan.max_tokens - first,
             identities,
-            choice,
+            ContinuedChoice(choice, first) if first else choice,
             priority=sampling.priority if sampling.priority_given else None,
-            eos_at=choice.plan.eos_at,
+            eos_at=None if plan.eos_at is None else plan.eos_at - first,
             adapter=worker.adapter_number(lora),
             cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
             streams=sampling.stream,
@@ -134,6 +137,34 @@ class Generation:
                 )
             worker.handoff.prepare(choice.request, sampling.kv_transfer_params)
         worker.retain_tokens(choice.request, rank)
+
+    def resubmit(self, worker: Worker, choices: Sequence[Choice], rank: int, *, migrates: bool) -> None:
+        """Submit choices that have lost their worker to another one: anew, or behind the tokens that they have.
+
+        ApiError if the engine could never run one.
+        """
+        self.worker = worker
+        self.connection.on_close = self.client_gone
+        lora = self.model if self.model in worker.loras else ""
+        for choice in choices:
+            lost, first = choice.request, choice.emitted if migrates else 0
+            assert lost is not None
+            choice.emitted = first
+            self._prepare(choice, rank, lora, first)
+            request = choice.request
+            assert request is not None
+            try:
+                worker.submit(request, rank)
+            except InvalidArgument as error:
+                raise ApiError(str(error)) from None
+            request.arrival_ns = lost.arrival_ns  # as its client sees it
+            if first:
+                request.first_token_ns, request.last_token_ns = lost.first_token_ns, lost.last_token_ns
+
+    def lose(self) -> None:
+        """End the answer with an error, because no worker takes a request of it that was lost."""
+        if not self._gone:
+            self._fail("lost")
 
     def run(self, rank: int) -> None:
         """Submit the prepared choices to the engine. ApiError if it could never run one."""
@@ -249,6 +280,7 @@ class Generation:
     def _end_with(self, error: ApiError) -> None:
         body = form_of(error, self.connection)
         if self.started:
+            self.connection.has_failed = True
             self.connection.send_event(b"data: " + body + b"\n\n" + DONE)
             self.connection.end_stream()
         else:
@@ -288,7 +320,9 @@ class Generation:
     def cached_tokens(self, *, last: bool) -> int:
         """Return the cached tokens of the last prompt, or of the first."""
         request = self.choices[-1 if last else 0].request
-        return 0 if request is None else request.cached_tokens
+        return (
+            0 if request is None else min(request.cached_tokens, len(self.choices[-1 if last else 0].prompt))
+        )
 
     def metrics(self) -> dict[str, Any] | None:
         """Return the request's times if enabled and there is one choice; unknown values are None."""

@@ -97,8 +97,8 @@ class TrtGeneration(Generation):
     logs: tuple[CacheEventLog, ...] = ()
     """Logs by rank; empty: no events are kept."""
 
-    def _prepare(self, choice: Choice, rank: int, lora: str) -> None:
-        super()._prepare(choice, rank, lora)
+    def _prepare(self, choice: Choice, rank: int, lora: str, first: int = 0) -> None:
+        super()._prepare(choice, rank, lora, first)
         if self.logs and choice.request is not None:
             outputs = np.array(choice.plan.tokens, dtype=np.uint32)
             self.logs[rank].remember(choice.request, np.concatenate([choice.prompt, outputs]))
