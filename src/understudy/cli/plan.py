@@ -113,7 +113,7 @@ def add_parser(verbs: Verbs) -> None:
         type=float,
         default=60.0,
         metavar="S",
-        help="CPU time after which no more shapes and changes are tried, once there is an answer (default: 60)",
+        help="CPU time after which no more fleets and changes are tried, answer or not (default: 60)",
     )
     out = verb.add_argument_group("output")
     out.add_argument(

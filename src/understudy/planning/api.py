@@ -68,7 +68,7 @@ def plan(
         out: folder of files as of `--out`, a store among them.
         jobs: processes; default: all cores.
         ray: address of a Ray cluster instead.
-        most_cpu_s: CPU time after which no more shapes and changes are tried; None: no limit.
+        most_cpu_s: CPU time after which no more fleets and changes are tried; None: no limit.
         progress: called with the task, and the numbers of ended and of all searches.
 
     Errors: ConfigError for a wrong setting; InvalidArgument for a log that cannot be read or has no times.

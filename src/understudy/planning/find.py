@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 MOST_CPU_S = 60.0
-"""CPU time after which no more shapes and changes are tried, once there is an answer."""
+"""CPU time after which no more fleets and changes are tried."""
 
 
 def find_plan(
@@ -76,6 +76,8 @@ def find_plan(
         sure=planner.sure,
         levers=tuple(planner.levers),
         tried=planner.tried,
+        fleets=len(replays.fleets),
+        stopped_at_cpu_s=most_cpu_s if planner.stopped else None,
         slow=planner.slow,
         rejected={
             shape.describe(Size(engines=1, prefill=int(shape.is_split))): reason

@@ -132,10 +132,20 @@ class Planner:
             return math.inf if self.best is None else self.best.cost
 
         def search(shape: Shape) -> Generator[Order, Fleet, None]:
-            if self._is_spent():
+            if self._must_stop():
                 self._leave_out(shape.describe(Size(engines=1, prefill=int(shape.is_split))))
                 return
-            found = yield from self.finder.search(shape, limit, self._starts[shape])
+            cut = False
+
+            def stop() -> bool:
+                nonlocal cut
+                cut = cut or self._must_stop()
+                return cut
+
+            found = yield from self.finder.search(shape, limit, self._starts[shape], stop=stop)
+            if cut:
+                one = shape.describe(Size(engines=1, prefill=int(shape.is_split)))
+                self._leave_out(f"other numbers of engines than those replayed of {one}")
             if found is not None and found.cost < limit():
                 self.best = found
 
@@ -164,7 +174,7 @@ class Planner:
             return RUNNER_UP_LIMIT * best.cost if self.runner_up is None else self.runner_up.cost
 
         def search(shape: Shape) -> Generator[Order, Fleet, None]:
-            if self._is_spent():
+            if self._must_stop():
                 self._leave_out(
                     f"as a runner-up, {shape.describe(Size(engines=1, prefill=int(shape.is_split)))}"
                 )
@@ -214,16 +224,18 @@ class Planner:
 
     def _find_levers(self) -> None:
         assert self.best is not None
-        if self._is_spent():
+        if self._must_stop():
             self._leave_out("what doubles or halves the bill")
             return
         shapes = [self.best.shape, *([] if self.runner_up is None else [self.runner_up.shape])]
         self.levers = try_changes(self.finder, self.replays, self.best, shapes)
 
     def _find_nearest(self, base: list[Shape]) -> None:
-        """Replay the largest fleets whole, so that the nearest miss has numbers."""
+        """Replay the largest fleets whole, so that the nearest miss has numbers; one of them if time is spent."""
 
         def search(shape: Shape) -> Generator[Order, Fleet, None]:
+            if self._is_spent() and any(fleet.summary is not None for fleet in self.replays.whole):
+                return
             size = Size(engines=max(1, self.question.most_gpus // shape.engine_gpus))
             yield Order(fleet=self.finder.build(shape, size), whole=True)
 
@@ -236,8 +248,17 @@ class Planner:
                 f"{plural(len(self.finder.rejected), 'shape')} that cannot be built"
             )
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the CPU time was spent before everything was tried."""
+        return bool(self._left_out)
+
     def _is_spent(self) -> bool:
-        return self.most_cpu_s is not None and self.best is not None and self.replays.cpu_s > self.most_cpu_s
+        return self.most_cpu_s is not None and self.replays.cpu_s > self.most_cpu_s
+
+    def _must_stop(self) -> bool:
+        """Return whether the CPU time is spent; one fleet is tried in any case."""
+        return self._is_spent() and bool(self.replays.fleets)
 
     def _leave_out(self, what: str) -> None:
         self._left_out.append(what)

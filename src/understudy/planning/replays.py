@@ -78,6 +78,8 @@ class Replays:
         self.cpu_s = 0.0
         self.ruled_out = 0
         """Fleets that a part of the log has ruled out."""
+        self.fleets: set[str] = set()
+        """Keys of the fleets that searches asked for."""
         self._kept = set(store.outcomes)
         self.whole: list[Fleet] = []
         """Fleets that were replayed on the whole log, as often as a search asked for them."""
@@ -106,6 +108,7 @@ class Replays:
 
     def _replay(self, orders: Sequence[Order]) -> list[Fleet]:
         """Replay on a part where that may rule fleets out, then the others whole."""
+        self.fleets.update(order.fleet.candidate.key(self._digest) for order in orders)
         part = self._requests // PART
         hopeless = set()
         if part >= LEAST_PART:

@@ -55,6 +55,10 @@ class Plan:
     levers: tuple[Lever, ...]
     tried: int
     """Shapes of which at least one fleet was replayed, or ruled out by a bound."""
+    fleets: int
+    """Fleets that were replayed, whole or in part."""
+    stopped_at_cpu_s: float | None
+    """The limit on CPU time, if it was reached before everything was tried."""
     slow: dict[str, float]
     """Shapes that the bound of a lone request rules out, and the most requests that can be in time."""
     rejected: dict[str, str]
@@ -103,6 +107,8 @@ class Plan:
             "too_slow_alone": self.slow,
             "rejected": self.rejected,
             "notes": list(self.notes),
+            "fleets": self.fleets,
+            "stopped_at_cpu_s": self.stopped_at_cpu_s,
             "ran": self.ran,
             "found": self.found,
             "cpu_s": self.cpu_s,

@@ -66,11 +66,18 @@ class Finder:
         return shape.engine_gpus * self.question.prices.by_name[shape.gpu]
 
     def search(
-        self, shape: Shape, limit: Callable[[], float], start: int, *, premise: Premise = AS_ASKED
+        self,
+        shape: Shape,
+        limit: Callable[[], float],
+        start: int,
+        *,
+        premise: Premise = AS_ASKED,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Search:
         """Find the cheapest fleet of a shape that meets the goal and costs less than `limit`; None without one.
 
-        `start` is a guess of the number of engines. More engines are taken to be no worse.
+        `start` is a guess of the number of engines. More engines are taken to be no worse. Before each number `stop`
+        is asked whether to end with what was found.
         """
         key = (shape, premise)
         least = 2 if shape.is_split else 1
@@ -79,7 +86,7 @@ class Finder:
         while True:
             most = self._most_engines(shape, limit())
             high = most + 1 if best is None else min(best.size.total, most + 1)
-            if high - low <= 1:
+            if high - low <= 1 or stop():
                 break
             if best is not None:
                 at = (low + high) // 2

@@ -146,7 +146,13 @@ def _describe_share_range(plan: Plan) -> str:
 
 def _describe_miss(plan: Plan) -> Iterator[str]:
     question, nearest = plan.question, plan.nearest
-    yield f"No fleet of up to {question.most_gpus} GPUs meets the goal."
+    stopped = plan.stopped_at_cpu_s
+    if stopped is None:
+        yield f"No fleet of up to {question.most_gpus} GPUs meets the goal."
+    else:
+        yield (
+            f"None of {plural(plan.fleets, 'fleet')} tried in {stopped:g} CPU s meets the goal; others may."
+        )
     if nearest is not None:
         yield f"Nearest {plural(nearest.gpus, 'GPU')}: {nearest.shape.describe(nearest.size)}; {describe_bill(nearest)}"
         yield f"        {describe_margin(question, nearest)}"
@@ -166,6 +172,9 @@ def _describe_miss(plan: Plan) -> Iterator[str]:
                 f"  {summary.rejected:,} requests fit no engine: leave them out, or give a longer "
                 "--set engine.max_model_len"
             )
+    if stopped is not None:
+        longer = max(60.0, 4 * stopped)
+        yield f"  try more of them: --most-cpu-s {longer:g}, with --store or --out to keep the replays that are done"
     yield f"  or give faster GPUs (--gpu), or more of them (--most-gpus {2 * question.most_gpus})"
 
 
