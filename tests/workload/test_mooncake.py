@@ -135,7 +135,9 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         (row(output_token_ids=[1, 2, "a"]), r"output_token_ids\[2\]: Expected `int`, got `str`"),
         (row(output_in_next_turn=True), "output_in_next_turn needs a following turn"),
         (row(session_id=5), r"session_id: Expected `str \| null`, got `int`"),
-        (row(wait_for=[]), "unknown key 'wait_for'; known are timestamp, created_time, input_length"),
+        (row(wait_for=[]), "unknown key 'wait_for'; it may change arrivals or prompts; known are timestamp"),
+        (row(timestamp_ms=5), "unknown key 'timestamp_ms'; timestamp may be meant; known are timestamp, created_time"),
+        (row(model="m", output_length="3"), r"output_length: Expected `int \| null`, got `str`"),
         ("[]", "Expected `object`, got `array`"),
         ("{", "Input data was truncated"),
         ('{"timestamp": NaN}', "JSON is malformed"),
@@ -145,6 +147,15 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, bad: dict[str, Any] | st
     message = message.replace("2^", r"2\^")
     with pytest.raises(InvalidArgument, match=rf"trace\.jsonl:3: .*({message})"):
         read(tmp_path, row(), row(), bad, row())
+
+
+def test_keys_that_mean_nothing_here_are_counted_and_named_once(tmp_path: Path) -> None:
+    known = [row(), row(), row()]
+    more = [row(model="m", tags={"timestamp": 1}), row(model="n"), row()]
+    plain, found = read(tmp_path, *known), read(tmp_path, *more)
+    assert found.digest == plain.digest
+    assert found.notes == ("unknown keys were not read: model (in 2 rows), tags (in 1 row)",)
+    assert plain.notes == ()
 
 
 def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_l
 `policy_class`, `lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy
 (the next turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's
 source lacked, usually in the first row; every report repeats them. AIPerf's `group_id` is accepted: sessions with equal
-prefixes, which their hash ids say too. null means absent. Any other key is an error.
+prefixes, which their hash ids say too. null means absent. Other keys are counted and named in a
+note; one that resembles a known key, or that says in other formats when a request arrives, is an error.
 
 Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
 session. Either every first turn has a timestamp, or none (then the workload can only run closed loop). A
@@ -41,7 +42,7 @@ from understudy.workload.columns import (
     ragged_positions,
 )
 from understudy.workload.files import open_trace
-from understudy.workload.mooncake_rows import TraceChunk, read_chunks
+from understudy.workload.mooncake_rows import TraceChunk, describe_unread, read_chunks
 from understudy.workload.times import milliseconds_to_ns
 from understudy.workload.workload import Workload
 
@@ -120,7 +121,7 @@ class _Trace:
         self._prompt = _join([chunk.input_length for chunk in chunks], np.int64)
         self._counts = _join([chunk.hash_counts for chunk in chunks], np.int64)
         self._ids = _join([chunk.hash_ids for chunk in chunks], np.uint64)
-        self._notes = [note for chunk in chunks for note in chunk.notes]
+        self._notes = [note for chunk in chunks for note in chunk.notes] + describe_unread(chunks)
 
     def find_block_size(self) -> int:
         """Return 512 if it fits all prompts, else the only power of two that does, with a note; else 512."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -31,7 +33,7 @@ _ABSENT = msgspec.Raw(b"")
 _WHITESPACE = b" \t\r\n"
 
 
-class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _AnyRow(msgspec.Struct, gc=False):
     timestamp: float | int | None = None
     created_time: float | int | None = None
     input_length: int | None = None
@@ -57,9 +59,35 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     notes: list[str] | None = None
 
 
-_VALUES = attrgetter(*_Row.__struct_fields__)
-_KEY = re.compile(rb'(?<!\\)"(?:' + "|".join(_Row.__struct_fields__).encode() + rb')"\s*:')
+class _Row(_AnyRow, forbid_unknown_fields=True, gc=False):
+    """A row whose keys are all known."""
+
+
+_KNOWN = _AnyRow.__struct_fields__
+_VALUES = attrgetter(*_KNOWN)
+_KEY = re.compile(rb'(?<!\\)"(?:' + "|".join(_KNOWN).encode() + rb')"\s*:')
 _ROWS = msgspec.json.Decoder(_Row)
+_ANY_ROWS = msgspec.json.Decoder(_AnyRow)
+_OBJECTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ORDERS = frozenset(
+    (
+        *(
+            "time",
+            "time_ms",
+            "time_s",
+            "ts",
+            "arrival",
+            "arrival_ms",
+            "arrival_s",
+            "arrival_time",
+            "created_at",
+        ),
+        *("wait_for", "dependencies", "not_before_ms", "turns", "prefix_length", "block_hashes"),
+    )
+)
+"""Keys of other formats that say when a request arrives or what it shares: a replay without them would be wrong."""
+_RESEMBLES = 0.75
+"""Similarity of an unknown key to a known one from which it may be a typing error."""
 _ID_LIST = msgspec.json.Decoder(list[int])
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -97,6 +125,17 @@ class TraceChunk:
     elapsed_ms: NDArray[np.float64] | None = None
     """NaN where absent."""
     notes: tuple[str, ...] = ()
+    unread: Counter[str] = field(default_factory=Counter)
+    """Rows that have each unknown key."""
+
+
+def describe_unread(chunks: Sequence[TraceChunk]) -> list[str]:
+    """Return a note that names the unknown keys of a trace, each once; empty without any."""
+    unread: Counter[str] = sum((chunk.unread for chunk in chunks), Counter())
+    if not unread:
+        return []
+    named = [f"{key} (in {count:,} row{'s' * (count > 1)})" for key, count in unread.most_common()]
+    return [f"unknown keys were not read: {', '.join(named)}"]
 
 
 def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
@@ -161,10 +200,12 @@ class _Decoding:
         self._first_line = first_line
         self._name = name
         self.newlines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
+        self._unread: Counter[str] = Counter()
+        self._rows: Sequence[_AnyRow]
         try:
             self._rows = _ROWS.decode_lines(data)
         except _DECODE_ERRORS:
-            self._explain_undecodable()
+            self._rows = self._decode_around_unknown_keys()
         self._lines = self._line_numbers()
         self._reject_repeated_keys()
 
@@ -208,7 +249,35 @@ class _Decoding:
             abort_after_ms=self._milliseconds("abort_after_ms") if self._values("abort_after_ms") else None,
             elapsed_ms=self._milliseconds("elapsed_ms") if self._values("elapsed_ms") else None,
             notes=tuple(note for notes in self._values("notes") or () for note in notes or ()),
+            unread=self._unread,
         )
+
+    def _decode_around_unknown_keys(self) -> Sequence[_AnyRow]:
+        """Decode the known keys and count the others; InvalidArgument for those that may matter, and bad values."""
+        for line, text in self._texts():
+            if text.strip(_WHITESPACE):
+                try:
+                    unknown = _OBJECTS.decode(text).keys() - _KNOWN
+                except _DECODE_ERRORS:
+                    self._explain_undecodable()
+                for key in unknown:
+                    self._check_unread(line, key)
+                self._unread.update(unknown)
+        try:
+            return _ANY_ROWS.decode_lines(self._data)
+        except _DECODE_ERRORS:
+            self._explain_undecodable()
+
+    def _check_unread(self, line: int, key: str) -> None:
+        """Raise InvalidArgument for an unknown key without which the row might be read wrongly."""
+        if key in self._unread:
+            return
+        similar = get_close_matches(key, _KNOWN, 1, _RESEMBLES)
+        if similar or key in _ORDERS:
+            hint = f"{similar[0]} may be meant" if similar else "it may change arrivals or prompts"
+            raise InvalidArgument(
+                f"{self._name}:{line}: unknown key {key!r}; {hint}; known are {', '.join(_KNOWN)}"
+            )
 
     def _line_numbers(self) -> Int64Column:
         if self.newlines + (not self._data.endswith(b"\n")) == len(self._rows):
@@ -246,7 +315,7 @@ class _Decoding:
             if not text.strip(_WHITESPACE):
                 continue
             try:
-                _ROWS.decode(text)
+                _ANY_ROWS.decode(text)
             except _DECODE_ERRORS as error:
                 raise InvalidArgument(f"{self._name}:{line}: {_describe(error)}") from None
         raise InvariantViolated(
@@ -379,8 +448,6 @@ def _read_plain_id_lists(raws: Sequence[msgspec.Raw]) -> tuple[Int64Column, NDAr
 
 def _describe(error: Exception, key: str | None = None) -> str:
     text = str(error)
-    if unknown := re.match(r"Object contains unknown field `(.*?)`", text):
-        return f"unknown key {unknown[1]!r}; known are {', '.join(_Row.__struct_fields__)}"
     where = re.search(r" - at `\$(.*)`$", text)
     if where is None:
         return text if key is None else f"{key}: {text}"
