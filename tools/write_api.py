@@ -12,7 +12,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import understudy
+from understudy.cache.api import ReadableStudy
+from understudy.calibrate.api import Calibration
 from understudy.calibrate.predict import Predictions
+from understudy.explain.api import Explanation
 from understudy.live import LiveHandle
 from understudy.report.compare import Comparison
 from understudy.report.metrics import BY_KEY, METRICS
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
-RETURNED = (RunFacts, Verdict, Comparison, Predictions, LiveHandle)
+RETURNED = (RunFacts, Verdict, Comparison, Predictions, ReadableStudy, Calibration, Explanation, LiveHandle)
 """Types that public names return."""
 INTERNAL = {"Report": ("build", "table"), "Comparison": ("table", "rows", "metrics"), "Predictions": ("of",)}
 INTERNAL |= {

@@ -11,11 +11,14 @@ from understudy.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from understudy.api import replay as replay
+    from understudy.cache.api import cache as cache
+    from understudy.calibrate.api import calibrate as calibrate
     from understudy.calibrate.predict import predict as predict
     from understudy.engines.kv_groups import KvCacheGroup as KvCacheGroup
     from understudy.engines.sglang_config import SglangConfig as SglangConfig
     from understudy.engines.trtllm_config import TrtllmConfig as TrtllmConfig
     from understudy.engines.vllm_config import VllmConfig as VllmConfig
+    from understudy.explain.api import explain as explain
     from understudy.live import fleet as fleet
     from understudy.live import serve as serve
     from understudy.planning.api import plan as plan
@@ -42,9 +45,12 @@ _MODULE_OF = {
     "TrtllmConfig": "engines.trtllm_config",
     "TiersConfig": "tiers.settings",
     "VllmConfig": "engines.vllm_config",
+    "cache": "cache.api",
+    "calibrate": "calibrate.api",
     "capacity": "tiers.capacity",
     "compare": "report.compare",
     "convert": "workload.convert",
+    "explain": "explain.api",
     "fleet": "live",
     "plan": "planning.api",
     "predict": "calibrate.predict",

@@ -183,6 +183,21 @@ def study_cache(
     )
 
 
+def read_size(text: str) -> tuple[float, str]:
+    """Read a size: a number of GiB, or of blocks such as `4096blocks`. ConfigError for anything else."""
+    number = text.strip()
+    is_blocks = number.endswith("blocks")
+    try:
+        size = float(int(number.removesuffix("blocks"))) if is_blocks else float(number)
+    except ValueError:
+        size = -1.0
+    if not 0 < size < 2**40:
+        raise ConfigError(
+            f"--sizes: {text!r} is not a size; write GiB such as 16, or blocks such as 4096blocks"
+        )
+    return size, "blocks" if is_blocks else "GiB"
+
+
 def _read_sizes(request: StudyRequest, scale: Scale) -> list[int]:
     if scale.block_bytes is None and any(unit == "GiB" for _, unit in request.sizes):
         raise ConfigError(

@@ -141,39 +141,59 @@ class CacheStudy(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `understudy cache`; docs/schema/cache.json is its schema."""
 
     schema: str = SCHEMA
+    """Name and version of the schema."""
     workload: str
+    """Name of the workload."""
     workload_digest: str
+    """Digest of its content."""
     requests: int
+    """Requests, counted ones and those of the warm-up."""
     prompt_tokens: int
     """Prompt tokens of the counted requests."""
     block_size: int
+    """Tokens per block."""
     kv_bytes_per_token: int | None
+    """KV bytes per token of a worker; None: sizes are in blocks only."""
     prompts_only: bool
+    """Whether prompts alone are counted, with their partly filled last block."""
     warm_up: float
+    """Share of requests that fill the cache without being counted."""
     order: str
     """time: one request at a time, as they are sent; replay: as the fleet's replay served them, with their overlap."""
     block_visits: int
+    """Blocks of all requests, repeated ones each time."""
     distinct_blocks: int
+    """Blocks with different content."""
     largest_request_blocks: int
+    """Blocks of the largest request."""
     unlimited_hit_ratio: float
     """Hit ratio of one unlimited cache of all requests: no run in this order hits more."""
     routed_hit_ratio: float | None
     """Hit ratio of unlimited caches, one per worker, with the fleet's routing; None for one cache."""
     policies: list[str]
+    """Policies of the curves."""
     sizes: list[Point]
+    """Hit ratios of all policies at the chosen sizes."""
     lru_curve: list[Point]
     """The LRU curve at evenly spaced sizes on a logarithmic scale, for plots."""
     knee: Knee | None
+    """Size from which more memory adds little; None if GiB are unknown."""
     fleet: Fleet | None
+    """The configured fleet's point; None if no fleet is known."""
     tiers: list[TierGain]
+    """Hits that each tier below the device adds."""
     sessions: Sessions
+    """Blocks that sessions use."""
     studied_blocks: int
     """Cache size to which the prefixes' recomputed tokens refer."""
     prefixes: list[Prefix]
+    """Shared prefixes that cost most if they are not cached."""
     replays: list[Replayed]
+    """Replays of the fleet with other sizes and policies."""
     times: str | None
     """Source of the replays' step times."""
     notes: list[str]
+    """Remarks on the workload and the replays."""
 
 
 class Scale:

@@ -56,8 +56,11 @@ class Fit(msgspec.Struct, frozen=True):
     """Result of a fit: the timing file, the simulated benchmarks, and notes."""
 
     file: TimingFile
+    """The fitted times with their uncertainty, as `calibrate -o` writes them."""
     outcomes: tuple[Outcome, ...]
+    """Simulated times of each benchmark."""
     notes: tuple[str, ...]
+    """Remarks on the data, such as a setting that no file names."""
 
 
 def select_parameters(

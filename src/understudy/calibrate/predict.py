@@ -17,6 +17,7 @@ from understudy.defaults import is_default
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.run.settings import apply_gpus
+from understudy.text import plural
 from understudy.tiers.gpu import GpuSettings
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class Predictions(msgspec.Struct, frozen=True):
             dict(Counter(result.origin for _, result in found).most_common()),
             [result for result in results if not isinstance(result, Prediction)],
         )
+
+    def __repr__(self) -> str:
+        left = f", {plural(len(self.errors), 'row')} left out" if self.errors else ""
+        return f"<Predictions of {plural(len(self.rows), 'row')}: {', '.join(self.columns[1:])}{left}; rows has them>"
 
     def to_pandas(self) -> DataFrame:
         """Return the rows as a pandas DataFrame. ConfigError without pandas."""

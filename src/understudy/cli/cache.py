@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_request(args: argparse.Namespace) -> Any:
     from understudy.cache.curves import POLICIES
-    from understudy.cache.lab import StudyRequest
+    from understudy.cache.lab import StudyRequest, read_size
     from understudy.cli.parser import suggest
     from understudy.errors import ConfigError
     from understudy.user_code import names_file_and_class
@@ -177,7 +177,7 @@ def _read_request(args: argparse.Namespace) -> Any:
             raise ConfigError(f"--{name}-gib must be above 0, got {size:g}; leave it out for no such tier")
     return StudyRequest(
         policies=policies,
-        sizes=tuple(map(_read_size, args.sizes.split(","))) if args.sizes is not None else (),
+        sizes=tuple(map(read_size, args.sizes.split(","))) if args.sizes is not None else (),
         tiers=tiers,
         kv_bytes_per_token=_read_bytes_per_token(args),
         prompts_only=args.prompts_only,
@@ -185,23 +185,6 @@ def _read_request(args: argparse.Namespace) -> Any:
         knee_points=args.knee_points,
         replays=not args.no_replays,
     )
-
-
-def _read_size(text: str) -> tuple[float, str]:
-    """Read a size: a number of GiB, or of blocks."""
-    from understudy.errors import ConfigError
-
-    number = text.strip()
-    is_blocks = number.endswith("blocks")
-    try:
-        size = float(int(number.removesuffix("blocks"))) if is_blocks else float(number)
-    except ValueError:
-        size = -1.0
-    if not 0 < size < 2**40:
-        raise ConfigError(
-            f"--sizes: {text!r} is not a size; write GiB such as 16, or blocks such as 4096blocks"
-        )
-    return size, "blocks" if is_blocks else "GiB"
 
 
 def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
