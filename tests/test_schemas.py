@@ -34,7 +34,9 @@ NAMES = (
         "fleet-state",
         "fleet-worker",
         "kv-trace",
+        "load",
         "message",
+        "plan",
         "report",
         "request",
     ),
@@ -83,6 +85,27 @@ def test_a_sweep_follows_its_schema(tmp_path: Path) -> None:
     ]
     assert main(["sweep", str(TRACE), *flags, "--json", str(tmp_path / "sweep.json")]) == 0
     check("sweep", json.loads((tmp_path / "sweep.json").read_text()))
+
+
+def test_a_plan_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--model",
+        "Llama-3.1-8B",
+        "--gpu",
+        "H100",
+        "--most-gpus",
+        "1",
+        "--no-splits",
+        "--jobs",
+        "1",
+        "--slo-tpot-ms",
+        "25",
+        "--json",
+        "-",
+    ]
+    for limit in ("500", "1"):
+        assert main(["plan", str(TRACE), *flags, "--slo-ttft-ms", limit]) == 0
+        check("plan", json.loads(capsys.readouterr().out))
 
 
 def test_the_schemas_are_those_that_the_script_writes() -> None:

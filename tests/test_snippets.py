@@ -42,6 +42,7 @@ READ_ONLY = {
     ("qwen3", "generate"): "weights of a real model, on disk or of its size",
     ("qwen3", "bench"): "a GPU",
     ("agents", "run"): "an endpoint",
+    ("load",): "an endpoint",
     ("replay", "trace.jsonl", "--engine", "qwen3"): "PyTorch, and steps recorded on a GPU",
 }
 """Commands of ours whose arguments are read and no more, by how they begin: what they need."""

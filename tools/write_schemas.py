@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from schemas.events import describe_event, describe_kv_trace, describe_message, describe_wire_event
 from schemas.explanations import describe_diff, describe_explain
+from schemas.plans import describe_load, describe_plan
 from schemas.reports import (
     describe_cache,
     describe_capacity,
@@ -45,6 +46,8 @@ SCHEMAS = {
     "router-query": describe_router_query,
     "step": describe_step,
     "step-times": describe_step_times,
+    "load": describe_load,
+    "plan": describe_plan,
     "sweep": describe_sweep,
     "trace-row": describe_trace_row,
     "wire-event": describe_wire_event,

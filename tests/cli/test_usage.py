@@ -98,6 +98,7 @@ MISSPELT = {
     "serve": ("--prot", "--port"),
     "fleet": ("--wrkers", "--workers"),
     "router": ("--wrkers", "--workers"),
+    "load": ("--modle", "--model"),
     "agents": ("--lnaes", "--lanes"),
     "tokenizer": ("--hlep", "--help"),
     "events tap": ("--cuont", "--count"),

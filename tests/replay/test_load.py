@@ -1,174 +1,206 @@
-"""Open and closed loop: when requests arrive."""
+"""Load against an endpoint that answers at once: order, counts, the knee, and files that calibrate reads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from replay.building import MS, ONE_MS, conversations, play, sessions, single_turns
-from understudy.engines.vllm_config import VllmConfig
+import understudy as us
+from replay.test_endpoint import endpoint
+from test_schemas import check
+from understudy.cli import main
 from understudy.errors import ConfigError
-from understudy.run.offline import run_offline
-from understudy.run.run_plan import RunPlan
-from understudy.timing.coefficients import StepCoefficients
-from understudy.timing.physical import Physical
-from understudy.workload import ClosedLoop, OpenLoop
+from understudy.online.completions import Endpoint
+from understudy.online.knee import MOST_LOADS, find_knee
+from understudy.online.load import draw_requests, run_load
+from understudy.online.load_result import LoadResult
+from understudy.report import Slo
+from understudy.workload import Workload, synthesise
+from understudy.workload.distributions import Fixed
+from understudy.workload.synthetic import SyntheticSpec
 
 if TYPE_CHECKING:
-    from understudy._core import StepLoad
+    from collections.abc import Callable
 
-MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
-
-
-# ── Open loop ──
+ROOT = Path(__file__).parents[2]
 
 
-def test_timestamps_begin_at_zero_and_are_divided_by_the_arrival_rate_scale() -> None:
-    workload = single_turns([10, 10], arrival_ms=[100, 200])
-    run = run_offline(RunPlan(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=10)))
-    assert run.timeline.arrival_ns.tolist() == [0, 10 * MS]
+def load(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["load", *words]) == 0
+    return capsys.readouterr().out
 
 
-def test_a_workload_without_timestamps_needs_a_concurrency() -> None:
-    workload = single_turns([10, 10], has_arrivals=False)
-    with pytest.raises(ConfigError, match=r"no timestamps; replay it closed loop \(--concurrency N, or load"):
-        run_offline(RunPlan(workload))
-    assert run_offline(RunPlan(workload, load=ClosedLoop(concurrency=1))).timeline.completed.all()
+def test_an_open_loop_sends_every_request_with_its_lengths_and_counts_what_the_endpoint_reports() -> None:
+    workload = draw_requests(64, 8, 20, rate=500, least=0.5, seed=1)
+    with endpoint() as (url, asked):
+        found = run_load(Endpoint(url=url, model="m"), workload)
+    assert sorted(len(one["prompt"]) for one in asked) == sorted(workload.prompt_tokens.tolist())
+    assert found.prompt_tokens.tolist() == workload.prompt_tokens.tolist()
+    assert found.output_tokens.tolist() == workload.output_tokens.tolist()
+    assert (found.arrival_ns >= workload.arrival_ns).all()
+    assert found.due_ns.tolist() == workload.arrival_ns.tolist()
+    result = LoadResult.of(workload, found, "500 requests/s", 500.0, Slo(ttft_ms=60_000))
+    assert (result.requests, result.failed, result.reported, result.in_time) == (20, 0, 20, 1.0)
+    assert result.output_tokens == int(workload.output_tokens.sum())
 
 
-def test_a_session_goes_on_a_delay_after_the_turn_before() -> None:
-    # Ten tokens of a millisecond, then 5 ms of thought.
-    workload = sessions([(16, 10, 0), (48, 1, 5), (64, 2, 0)], arrival_ms=[3])
-    run = play(workload, MILLISECOND_STEPS)
-    assert run.timeline.arrival_ns.tolist() == [0, 15 * MS, 16 * MS]
-    assert run.timeline.finish_ns.tolist() == [10 * MS, 16 * MS, 18 * MS]
+def test_users_send_their_next_request_after_their_answer() -> None:
+    workload = draw_requests(32, 4, 9, rate=None, least=1.0, seed=0)
+    with endpoint() as (url, _):
+        found = run_load(Endpoint(url=url, model="m"), workload, users=2)
+    begins, ends = found.arrival_ns, found.finish_ns
+    at_once = [int(((begins <= time) & (ends > time)).sum()) for time in begins]
+    assert max(at_once) <= 2
 
 
-def test_the_arrival_rate_scale_divides_delays_too() -> None:
-    workload = sessions([(16, 10, 0), (48, 1, 5)])
-    run = play(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=2))
-    assert run.timeline.arrival_ns.tolist() == [0, 12.5 * MS]
+def test_turns_follow_the_turn_before_and_its_delay() -> None:
+    spec = SyntheticSpec(
+        sessions=2,
+        prompt_tokens=Fixed(20),
+        output_tokens=Fixed(3),
+        turns=Fixed(2),
+        followup_tokens=Fixed(5),
+        think_time_ms=Fixed(4),
+        trace_block_size=16,
+    )
+    workload = synthesise(spec)
+    with endpoint() as (url, _):
+        found = run_load(Endpoint(url=url, model="m"), workload)
+    for row in np.flatnonzero(workload.turn == 1).tolist():
+        assert found.arrival_ns[row] >= found.finish_ns[row - 1] + 4_000_000
 
 
-def test_no_turn_is_ready_before_the_one_before_has_completed() -> None:
-    workload = conversations(40)
-    columns = run_offline(
-        RunPlan(workload, VllmConfig(block_size=16, num_gpu_blocks=200), workers=2)
-    ).timeline
-    for row, following in enumerate(workload.next_turn.tolist()):
-        if following >= 0:
-            assert columns.arrival_ns[following] == columns.finish_ns[row] + workload.delay_ns[following]
+def test_prompts_of_different_loads_differ() -> None:
+    one, other = (draw_requests(64, 8, 5, rate=None, least=1.0, seed=0, run=run) for run in (0, 1))
+    assert one.prompt_tokens.tolist() == other.prompt_tokens.tolist()
+    assert not set(one.hash_ids.tolist()) & set(other.hash_ids.tolist())
 
 
-# ── Closed loop ──
+def test_chat_endpoints_get_words_and_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = draw_requests(16, 2, 1, rate=None, least=1.0, seed=0)
+    with endpoint() as (url, asked):
+        # This server counts characters of `prompt`, which a chat has not.
+        found = run_load(
+            Endpoint(url=url, model="m", chat=True, ignore_eos=False, api_key="k"), workload, users=1
+        )
+    assert "prompt" not in asked[0]
+    assert len(asked[0]["messages"][0]["content"].split()) == 16
+    assert "ignore_eos" not in asked[0]
+    assert found.errors or found.finish_ns[0] >= 0
 
 
-def test_one_session_at_a_time_keeps_its_slot_through_its_think_time() -> None:
-    workload = sessions([(16, 10, 0), (48, 5, 5)], [(16, 1, 0)], arrival_ms=[7, 0])
-    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
-    # The first session's two turns end at 10 and, ready at 15, at 20; only then the other one begins.
-    assert run.timeline.arrival_ns.tolist() == [0, 15 * MS, 20 * MS]
-    assert run.timeline.finish_ns.tolist() == [10 * MS, 20 * MS, 21 * MS]
+def a_result(level: float, capacity: float) -> LoadResult:
+    """Return what an endpoint with this capacity would show: a queue that grows above it."""
+    late = 50.0 if level <= capacity else 50.0 * (1 + 10 * (level / capacity - 1) + 2)
+    nothing: Any = None
+    return LoadResult(
+        label=f"{level:g}", level=level, requests=10, failed=0, first_error=None, duration_s=1.0, ttft_ms=nothing,
+        tpot_ms=nothing, e2e_ms=nothing, late_ms=nothing, prompt_tokens=0, output_tokens=0, cached_tokens=None,
+        reported=10, in_time=None, early_ttft_ms=50.0, late_ttft_ms=late, rows=[],
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 10])
-def test_the_cap_on_sessions_is_kept_and_used(concurrency: int) -> None:
-    workload = conversations(30)
-    run = run_offline(RunPlan(workload, workers=2, load=ClosedLoop(concurrency=concurrency)))
-    columns = run.timeline
-    assert columns.completed.all()
-    spans = [
-        (int(columns.arrival_ns[rows].min()), int(columns.finish_ns[rows].max()))
-        for rows in (workload.session == session for session in range(workload.sessions))
-    ]
-    for begin, _ in spans:
-        alive = sum(b <= begin < e for b, e in spans)
-        assert alive <= concurrency
-    assert max(sum(b <= begin < e for b, e in spans) for begin, _ in spans) == min(concurrency, 30)
+@pytest.mark.parametrize("capacity", [1.0, 3.3, 37.0, 500.0])
+def test_the_knee_is_found_between_the_last_load_served_and_the_first_that_is_not(capacity: float) -> None:
+    knee, results = find_knee(lambda level: a_result(level, capacity), 1.0, 0.99)
+    assert knee is not None
+    assert capacity / 1.16 <= knee <= capacity
+    assert len(results) <= MOST_LOADS
 
 
-def test_latency_does_not_count_the_wait_for_a_slot() -> None:
-    workload = single_turns([10] * 4, 5, arrival_ms=[0, 0, 0, 0])
-    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
-    assert run.timeline.arrival_ns.tolist() == [0, 5 * MS, 10 * MS, 15 * MS]
-    assert (run.timeline.first_token_ns - run.timeline.arrival_ns).tolist() == [MS] * 4
+def test_a_knee_below_the_first_load_is_said_and_whole_users_stay_whole() -> None:
+    knee, results = find_knee(lambda level: a_result(level, 0.5), 1.0, 0.99)
+    assert (knee, len(results)) == (None, 1)
+    knee, results = find_knee(lambda level: a_result(level, 11), 1.0, 0.99, whole=True)
+    assert knee in (10.0, 11.0)
+    assert all(one.level == int(one.level or 0) for one in results)
 
 
-def test_a_client_takes_its_time_between_two_requests_of_a_slot() -> None:
-    workload = single_turns([10] * 4, 5, arrival_ms=[0, 0, 0, 0])
-    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=2, turnaround_ms=2.5))
-    assert run.timeline.arrival_ns.tolist() == [0, 0, 7_500_000, 7_500_000]
-    with pytest.raises(ConfigError, match="turnaround_ms must be a finite number from 0, got -1"):
-        ClosedLoop(concurrency=1, turnaround_ms=-1.0)
+def test_the_verb_writes_files_that_calibrate_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, told = tmp_path / "bench.jsonl", tmp_path / "load.json"
+    with endpoint() as (url, _):
+        words = [url, "--model", "m", "--rate", "200,400", "--isl", "64", "--osl", "8", "--num-prompts", "10"]
+        said = load([*words, "--requests-jsonl", str(rows), "--json", str(told)], capsys)
+    assert "200 requests/s" in said
+    assert "400 requests/s" in said
+    content = json.loads(told.read_text())
+    check("load", content)
+    assert [one["requests"] for one in content["loads"]] == [10, 10]
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len(lines) == 10
+    found = us.calibrate(rows, model="Llama-3.1-8B", gpu="H100")
+    assert found.scores[0].requests == 10
 
 
-def test_a_closed_loop_keeps_the_order_of_rows() -> None:
-    workload = single_turns([10] * 3, 5, arrival_ms=[9, 4, 1])
-    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
-    assert run.timeline.arrival_ns.tolist() == [0, 5 * MS, 10 * MS]
+def test_a_trace_is_sent_at_its_times_or_from_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    row = {"input_length": 20, "output_length": 2, "hash_ids": [1]}
+    trace.write_text("".join(json.dumps({**row, "timestamp": at}) + "\n" for at in (0, 5, 9)))
+    with endpoint() as (url, asked):
+        assert "trace " in load([url, str(trace), "--model", "m", "--arrival-rate-scale", "2"], capsys)
+        assert "2 users " in load([url, str(trace), "--model", "m", "--users", "2"], capsys)
+    assert len(asked) == 6
 
 
-def test_a_cap_above_the_number_of_sessions_starts_them_all() -> None:
-    run = play(single_turns([10] * 3), MILLISECOND_STEPS, load=ClosedLoop(concurrency=100))
-    assert run.timeline.arrival_ns.tolist() == [0, 0, 0]
+def test_failures_are_counted_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with endpoint(503) as (url, _):
+        assert (
+            main(
+                [
+                    "load",
+                    url,
+                    "--model",
+                    "m",
+                    "--users",
+                    "1",
+                    "--isl",
+                    "16",
+                    "--osl",
+                    "1",
+                    "--num-prompts",
+                    "2",
+                ]
+            )
+            == 2
+        )
+    assert "no request was answered (503: " in capsys.readouterr().err
 
 
-# ── Data-parallel ranks ──
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--rate, --users, TRACE: no load is described"),
+        (["--rate", "1"], "--isl: missing"),
+        (["--rate", "1", "--users", "1"], "--rate and --users are two loads"),
+        (["--rate", "fast", "--isl", "1", "--osl", "1"], "'fast' is not a list of numbers"),
+        (["--users", "0", "--isl", "1", "--osl", "1"], "'0' is not a list of numbers"),
+        (["--users", "1", "--isl", "1", "--osl", "1", "--first", "2"], "--first is for"),
+        (["--rate", "1", "--isl", "1", "--osl", "1", "--num-prompts", "0"], "--num-prompts must be"),
+    ],
+)
+def test_flags_that_contradict_are_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["load", "http://127.0.0.1:1", "--model", "m", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
-class TenForPrompts:
-    """A step with a prompt takes 10 ms, another 1 ms."""
-
-    def step_ms(self, step: StepLoad) -> float:
-        return 10.0 if step.chunks else 1.0
+def test_a_trace_has_its_own_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "http://127.0.0.1:1", "trace.jsonl", "--model", "m", "--rate", "1"]) == 2
+    assert "--rate: TRACE has its own requests" in capsys.readouterr().err
 
 
-def test_ranks_step_together_and_as_long_as_the_slowest() -> None:
-    engine = VllmConfig(block_size=16, async_scheduling=False)
-    workload = single_turns([10] * 3, 4, arrival_ms=[0, 0, 11.5])
-    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TenForPrompts()))
-    columns = run.timeline
-    # Both prompts to 10; one token each to 11 and 12. The third comes in the middle of that step: its prompt, from 12
-    # to 22, keeps the other rank waiting for its last token, too.
-    assert columns.worker.tolist() == [0, 1, 0]
-    assert columns.first_token_ns.tolist() == [10 * MS, 10 * MS, 22 * MS]
-    assert columns.last_token_ns.tolist() == [22 * MS, 22 * MS, 25 * MS]
-
-
-def test_a_rank_that_was_idle_waits_for_the_step_of_the_others() -> None:
-    engine = VllmConfig(block_size=16, async_scheduling=False)
-    workload = single_turns([10, 10], 2, arrival_ms=[0, 3])
-    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TenForPrompts()))
-    assert run.timeline.first_token_ns.tolist() == [10 * MS, 20 * MS]
-    assert run.timeline.last_token_ns.tolist() == [20 * MS, 21 * MS]
-
-
-class TokensOfAll:
-    """A step takes a millisecond for each token of all ranks; far too long, where nobody says how many they are."""
-
-    def step_ms(self, step: StepLoad) -> float:
-        return float(step.rank_tokens or 1000)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_step_of_ranks_has_the_tokens_of_all_of_them(asynchronous: bool) -> None:
-    engine = VllmConfig(block_size=16, async_scheduling=asynchronous)
-    workload = single_turns([10, 30], [2, 3])
-    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TokensOfAll()))
-    # Both fit a graph and are padded to the longer prompt, then to one token each, even when the first has ended.
-    assert run.timeline.first_token_ns.tolist() == [60 * MS, 60 * MS]
-    assert run.timeline.last_token_ns.tolist() == [62 * MS, 64 * MS]
-    assert run.facts.times is not None
-    assert run.facts.times.outside_domain_share == 0
-
-
-def test_experts_of_ranks_that_are_not_alike_are_timed_by_what_all_compute() -> None:
-    coefficients = StepCoefficients(expert_token_ms=1.0, local_experts=1, captures=(), ranks=2)
-    engine = VllmConfig(block_size=16, async_scheduling=False, timing=Physical(coefficients=coefficients))
-    workload = single_turns([10, 30], [1, 1])
-    together = run_offline(RunPlan(workload, engine, workers=2, ranks=True)).timeline
-    assert together.first_token_ns.tolist() == [40 * MS, 40 * MS]  # no graphs, no padding
-    # By itself, a rank takes the other to be as busy.
-    alone = run_offline(RunPlan(workload, engine, workers=2)).timeline
-    assert alone.first_token_ns.tolist() == [20 * MS, 60 * MS]
+def test_what_cannot_be_sent_is_refused() -> None:
+    make: Callable[..., Workload] = draw_requests
+    with pytest.raises(ConfigError, match="the trace has no times"):
+        run_load(Endpoint(url="http://h", model="m"), make(9, 1, 1, rate=None, least=1.0, seed=0))
+    with pytest.raises(ConfigError, match="url must begin with http"):
+        Endpoint(url="h:1", model="m")
