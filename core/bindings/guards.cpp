@@ -83,9 +83,22 @@ void require_block_size(const Manager& manager, const Identities& identities) {
               manager.store->block_size());
 }
 
+const Identities& read_identities(nb::handle given) {
+  if (nb::isinstance<Identities>(given)) return *nb::inst_ptr<Identities>(given);
+  throw Error(ErrorKind::InvalidArgument, "identities must be Identities, got ", Py_TYPE(given.ptr())->tp_name,
+              "; pass TokenBlocks(tokens, block_size).identities");
+}
+
 namespace {
 
 using namespace nb::literals;
+
+nb::str describe_guard(nb::handle self) {
+  const Guard& guard = *nb::inst_ptr<Guard>(self);
+  const nb::object name = self.type().attr("__name__");
+  if (guard.released()) return nb::str("<{}: released>").format(name);
+  return nb::str("<{}: {} blocks>").format(name, guard.size());
+}
 
 Array<std::int32_t> ids_array(const Guard& self) {
   std::vector<std::int32_t> ids(self.size());
@@ -103,7 +116,8 @@ std::span<const Token> span_of(const std::optional<IntArray<Token>>& tokens) {
   return tokens ? tokens->span() : std::span<const Token>{};
 }
 
-StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
+StagedBlocks stage(MutableBlocks& self, IdentitiesArg given) {
+  const Identities& identities = read_identities(given);
   const Manager manager = self.manager();
   self.require_live();
   require_block_size(manager, identities);
@@ -112,7 +126,8 @@ StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
   return {manager, std::move(ids), identities};
 }
 
-RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, Ints token_ids) {
+RegisteredBlocks commit(MutableBlocks& self, IdentitiesArg given, Ints token_ids) {
+  const Identities& identities = read_identities(given);
   const auto tokens = read_tokens(token_ids);
   const Manager manager = self.manager();
   self.require_live();
@@ -166,6 +181,7 @@ std::optional<RegisteredBlocks> upgrade(const WeakBlocks& self) {
 void bind_guards(nb::module_& m) {
   nb::class_<Guard>(m, "BlockGuard", "References to blocks, given back by release() or at the end of a `with`.")
       .def("__len__", &Guard::size)
+      .def("__repr__", &describe_guard)
       .def_prop_ro("ids", &ids_array, "Block ids, in order. Empty once released.")
       .def_prop_ro("released", &Guard::released, "Whether the blocks were released or handed on.")
       .def(
@@ -185,9 +201,12 @@ void bind_guards(nb::module_& m) {
       .def_prop_ro(
           "evicted_token_ids", [](const MutableBlocks& self) { return to_array(self.evicted_tokens()); },
           "Their token ids, one block after another, where events carry them; else empty.")
-      .def("stage", &stage, "identities"_a, "Give each block its identity; consumes this guard.")
+      .def("stage", &stage, "identities"_a.none(), nb::sig("def stage(self, identities: Identities) -> StagedBlocks"),
+           "Give each block its identity; consumes this guard.")
       .def(
-          "register", &commit, "identities"_a, "token_ids"_a.none() = nb::none(),
+          "register", &commit, "identities"_a.none(), "token_ids"_a.none() = nb::none(),
+          nb::sig("def register(self, identities: Identities, token_ids: understudy.core_types.Ints | None = None) -> "
+                  "RegisteredBlocks"),
           "Stage and register in one call; consumes this guard. Where events carry token ids, those of all blocks must "
           "be given, unless some tier of the store has each of them.")
       .def(
@@ -240,6 +259,8 @@ void bind_guards(nb::module_& m) {
           "its head. Idempotent.");
 
   weak.def("__len__", [](const WeakBlocks& self) { return self.ids.size(); })
+      .def("__repr__",
+           [](const WeakBlocks& self) { return nb::str("<WeakBlocks: {} blocks, not held>").format(self.ids.size()); })
       .def_ro("identities", &WeakBlocks::identities)
       .def("upgrade", &upgrade,
            "References to all of the blocks, possibly in other copies, or None if any was evicted. Does not count as a "

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "named.hpp"
 #include "store/block_store.hpp"
 #include "tokens/identities.hpp"
 
@@ -36,6 +37,12 @@ void report_leak(const Manager& manager, std::size_t blocks, const char* remedy)
 
 // Raises InvalidArgument when the identities are known to be of blocks of another size than the manager's.
 void require_block_size(const Manager& manager, const Identities& identities);
+
+// Of any type: `read_identities` raises InvalidArgument for another one.
+using IdentitiesArg = PyArg<"Identities">;
+
+// The identities that Python passed. InvalidArgument for an object of another type, with the remedy.
+const Identities& read_identities(nb::handle given);
 
 // Owns one reference to each of `ids`. Moving out (take) leaves it empty, under the GIL, so that two threads with
 // one guard cannot both release it.

@@ -108,7 +108,7 @@ auto read(SharedRequest& self) {
 
 void bind_request_kv(nb::module_& m) {
   nb::class_<RequestKv::Outcome>(m, "StepOutcome", "Result of applying a step.")
-      .def_ro("blocks_registered", &RequestKv::Outcome::blocks_registered)
+      .def_ro("blocks_registered", &RequestKv::Outcome::blocks_registered, "Blocks that the step completed.")
       .def_ro("finished", &RequestKv::Outcome::finished, "The output budget is used up.");
 
   m.def(
@@ -125,8 +125,11 @@ void bind_request_kv(nb::module_& m) {
   nb::class_<SharedRequest>(m, "RequestKv", "The KV of one request: schedule, view, apply.")
       .def("__init__", &make_request, "manager"_a, "prompt"_a, "max_output_tokens"_a, nb::kw_only(), "salt"_a = "",
            "lora"_a = "", "mm_runs"_a = nb::make_tuple(), "prefix_caching"_a = true)
-      .def("match_prefix",
-           [](SharedRequest& self) { return on(self, known_blocks, [](RequestKv& kv) { return kv.match_prefix(); }); })
+      .def(
+          "match_prefix",
+          [](SharedRequest& self) { return on(self, known_blocks, [](RequestKv& kv) { return kv.match_prefix(); }); },
+          "Reference the cached blocks that begin the prompt; returns their tokens, at most all but one. On a new or "
+          "preempted request only.")
       .def(
           "schedule_prefill",
           [](SharedRequest& self, Int tokens) {
@@ -135,21 +138,29 @@ void bind_request_kv(nb::module_& m) {
                 self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
                 [&](RequestKv& kv) { kv.schedule_prefill(count); });
           },
-          "tokens"_a.none(), nb::sig("def schedule_prefill(self, tokens: int) -> None"))
-      .def("schedule_decode", [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
+          "tokens"_a.none(), nb::sig("def schedule_prefill(self, tokens: int) -> None"),
+          "Allocate the blocks of the next `tokens` tokens of the prompt, all or none. CapacityExhausted without them.")
+      .def(
+          "schedule_decode", [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); },
+          "Allocate the block of the next output token, if it needs one. CapacityExhausted without it.")
       .def(
           "schedule_speculative",
           [](SharedRequest& self, Int tokens) {
             const std::size_t count = read_count(tokens);
             return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
           },
-          "tokens"_a.none(), nb::sig("def schedule_speculative(self, tokens: int) -> int"))
+          "tokens"_a.none(), nb::sig("def schedule_speculative(self, tokens: int) -> int"),
+          "Allocate for a token and up to `tokens` - 1 drafts; returns how many fit the output's limit.")
       .def("schedule_ahead", &pages_ahead,
            "Pages of the decode behind the scheduled one, whose block it takes; None when the output ends before it.")
-      .def("revert", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.revert(); }); })
+      .def(
+          "revert", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.revert(); }); },
+          "Undo the scheduled step: its blocks are free again.")
       .def_prop_ro("page_ids", &pages, "Pages of the scheduled step, in position order: exactly as many as it needs.")
-      .def_prop_ro("view_length", &read<&RequestKv::view_length>)
-      .def_prop_ro("scheduled_tokens", &read<&RequestKv::scheduled_tokens>)
+      .def_prop_ro("view_length", &read<&RequestKv::view_length>,
+                   "Tokens that the scheduled step's pages hold after it.")
+      .def_prop_ro("scheduled_tokens", &read<&RequestKv::scheduled_tokens>,
+                   "Tokens of the scheduled step; 0 without one.")
       .def(
           "apply_prefill",
           [](SharedRequest& self, Int token) {
@@ -157,23 +168,27 @@ void bind_request_kv(nb::module_& m) {
             if (!token.is_none()) sampled = read_token(token);
             return on(self, scheduled_blocks, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
           },
-          "token"_a.none() = nb::none())
+          "token"_a.none() = nb::none(),
+          "Commit the scheduled part of the prompt; with its last part, `token` is the first output token.")
       .def(
           "apply_decode",
           [](SharedRequest& self, Int token) {
             const Token sampled = read_token(token);
             return on(self, one, [&](RequestKv& kv) { return kv.apply_decode(sampled); });
           },
-          "token"_a)
+          "token"_a, "Commit the scheduled decode, with the token that it sampled.")
       .def(
           "apply_speculative",
           [](SharedRequest& self, Ints accepted) {
             const IntArray<Token> tokens(accepted, "accepted");
             return on(self, one, [&](RequestKv& kv) { return kv.apply_speculative(tokens.span()); });
           },
-          "accepted"_a)
-      .def("preempt", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.preempt(); }); })
-      .def("close", [](SharedRequest& self) { close_request(self); })
+          "accepted"_a, "Commit the accepted tokens of a scheduled speculation; the others' blocks are free again.")
+      .def(
+          "preempt", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.preempt(); }); },
+          "Release all blocks; the tokens so far are the prompt of the restart.")
+      .def(
+          "close", [](SharedRequest& self) { close_request(self); }, "Release all blocks, in any state. Idempotent.")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); }, kEnter)
       .def(
@@ -182,18 +197,24 @@ void bind_request_kv(nb::module_& m) {
           "state", [](SharedRequest& self)->PyText<"understudy.core_types.RequestKvState"> {
             const ExclusiveCall guard(self.call_flag, "this request");
             return name_of(self.kv.state());
-          })
+          },
+          "idle, scheduled or closed.")
       .def_prop_ro("tokens", &tokens_array, "Prompt and output tokens so far.")
-      .def_prop_ro("block_size", [](const SharedRequest& self) { return self.kv.tokens().block_size(); })
-      .def_prop_ro("prompt_tokens", &read<&RequestKv::prompt_tokens>)
-      .def_prop_ro("prefill_target", &read<&RequestKv::prefill_target>)
-      .def_prop_ro("computed_tokens", &read<&RequestKv::computed_tokens>)
-      .def_prop_ro("cached_tokens", &read<&RequestKv::cached_tokens>)
-      .def_prop_ro("generated_tokens", &read<&RequestKv::generated_tokens>)
-      .def_prop_ro("max_output_tokens", &read<&RequestKv::max_output_tokens>)
-      .def_prop_ro("finished", &read<&RequestKv::finished>)
-      .def_prop_ro("registered_blocks", &read<&RequestKv::registered_blocks>)
-      .def_prop_ro("held_blocks", &read<&RequestKv::held_blocks>);
+      .def_prop_ro(
+          "block_size", [](const SharedRequest& self) { return self.kv.tokens().block_size(); }, "Tokens per block.")
+      .def_prop_ro("prompt_tokens", &read<&RequestKv::prompt_tokens>,
+                   "Tokens of the prompt; after a preemption, of the restart.")
+      .def_prop_ro("prefill_target", &read<&RequestKv::prefill_target>,
+                   "Tokens that prefill computes before the first new output token.")
+      .def_prop_ro("computed_tokens", &read<&RequestKv::computed_tokens>, "Tokens whose KV is in the blocks.")
+      .def_prop_ro("cached_tokens", &read<&RequestKv::cached_tokens>,
+                   "Prompt tokens that the cache had at the last match.")
+      .def_prop_ro("generated_tokens", &read<&RequestKv::generated_tokens>, "Output tokens so far.")
+      .def_prop_ro("max_output_tokens", &read<&RequestKv::max_output_tokens>, "Most output tokens.")
+      .def_prop_ro("finished", &read<&RequestKv::finished>, "Whether the output's limit is reached.")
+      .def_prop_ro("registered_blocks", &read<&RequestKv::registered_blocks>,
+                   "Blocks of this request that others can match.")
+      .def_prop_ro("held_blocks", &read<&RequestKv::held_blocks>, "Blocks that this request references.");
 }
 
 }  // namespace understudy

@@ -91,7 +91,8 @@ MutableBlocks allocate(const Manager& self, Int count) {
   return {self, std::move(ids), evicted.empty() ? Identities() : Identities(std::move(evicted)), std::move(tokens)};
 }
 
-RegisteredBlocks match_prefix(const Manager& self, const Identities& identities) {
+RegisteredBlocks match_prefix(const Manager& self, IdentitiesArg given) {
+  const Identities& identities = read_identities(given);
   require_block_size(self, identities);
   std::vector<SlotId> ids(identities.size());
   const std::size_t hits =
@@ -126,7 +127,8 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> to_mask(std::vector<std::uint8_t> mask
   return {reinterpret_cast<bool*>(kept.data()), {kept.size()}, owner};
 }
 
-Tuple<RegisteredBlocks, Array<bool>> match_scattered(const Manager& self, const Identities& identities) {
+Tuple<RegisteredBlocks, Array<bool>> match_scattered(const Manager& self, IdentitiesArg given) {
+  const Identities& identities = read_identities(given);
   require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
   without_gil(self, found.size(), [&] { self.store->match_scattered(self.pool, identities.span(), found.data()); });
@@ -135,7 +137,8 @@ Tuple<RegisteredBlocks, Array<bool>> match_scattered(const Manager& self, const 
   return nb::make_tuple(nb::cast(std::move(guard)), to_mask(std::move(hits.mask)));
 }
 
-RegisteredBlocks scan(const Manager& self, const Identities& identities, bool touch) {
+RegisteredBlocks scan(const Manager& self, IdentitiesArg given, bool touch) {
+  const Identities& identities = read_identities(given);
   require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
   without_gil(self, found.size(), [&] { self.store->scan(self.pool, identities.span(), found.data(), touch); });
@@ -143,7 +146,8 @@ RegisteredBlocks scan(const Manager& self, const Identities& identities, bool to
   return {self, std::move(hits.ids), Identities(std::move(hits.blocks))};
 }
 
-nb::ndarray<nb::numpy, bool, nb::ndim<1>> has_blocks(const Manager& self, const Identities& identities) {
+nb::ndarray<nb::numpy, bool, nb::ndim<1>> has_blocks(const Manager& self, IdentitiesArg given) {
+  const Identities& identities = read_identities(given);
   require_block_size(self, identities);
   std::vector<std::uint8_t> mask(identities.size());
   without_gil(self, mask.size(),
@@ -233,7 +237,9 @@ void bind_metrics(nb::module_& m) {
   for (const auto& [name, field] : kMetrics) {
     metrics.def_prop_ro(name, [field = field](const PoolMetrics& self) { return self.*field; });
   }
-  metrics.def("as_dict", &metrics_dict);
+  metrics.def("as_dict", &metrics_dict, "Return all of them by name.");
+  metrics.def("__repr__",
+              [](const PoolMetrics& self) { return nb::str("PoolMetrics({})").format(metrics_dict(self)); });
 }
 
 // ── Garbage collection ──
@@ -271,35 +277,59 @@ void bind_manager(nb::module_& m) {
   static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_manager)},
                                 {Py_tp_clear, reinterpret_cast<void*>(clear_manager)},
                                 {0, nullptr}};
-  nb::class_<Manager>(m, "BlockManager", nb::type_slots(slots),
-                      "The blocks of one tier: allocate, register, match, release.")
+  nb::class_<Manager>(
+      m, "BlockManager", nb::type_slots(slots),
+      "The blocks of one tier: allocate, register, match, release.\n\n"
+      "`num_blocks` blocks of `block_size` tokens. `policy` is the eviction order: a name, or an "
+      "EvictionPolicy; `thresholds` are the uses that move a block up in multi_lru. `duplicates`: allow "
+      "copies of a block, or reject them. `reset_on_release` empties blocks without references instead "
+      "of caching them. `tier` and `dp_rank` are named in events; `events` keeps them, at most "
+      "`event_capacity`, with their token ids under `event_token_ids`. `sketch_capacity` counts recent "
+      "uses of so many hashes, for `frequency`.")
       .def("__init__", &make_manager, "num_blocks"_a, nb::kw_only(), "block_size"_a = 16, "policy"_a = "lineage",
            "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false,
            "tier"_a = Tier::G1, "dp_rank"_a = 0, "events"_a = false, "event_capacity"_a.none() = nb::none(),
            "event_token_ids"_a = false, "sketch_capacity"_a.none() = nb::none())
+      .def("__repr__",
+           [](const Manager& self) {
+             return nb::str("<BlockManager {}: {} blocks of {} tokens, {} available>")
+                 .format(nb::cast(self.store->tier(self.pool)).attr("name"), self.store->num_blocks(self.pool),
+                         self.store->block_size(), self.store->available(self.pool));
+           })
       .def("allocate", &allocate, "count"_a.none(), nb::sig("def allocate(self, count: int) -> MutableBlocks"),
            "`count` mutable blocks, all or none; CapacityExhausted when fewer are available.")
-      .def("match_prefix", &match_prefix, "identities"_a, "References to the longest run of leading hits.")
-      .def("match_scattered", &match_scattered, "identities"_a,
+      .def("match_prefix", &match_prefix, "identities"_a.none(),
+           nb::sig("def match_prefix(self, identities: Identities) -> RegisteredBlocks"),
+           "References to the longest run of leading hits.")
+      .def("match_scattered", &match_scattered, "identities"_a.none(),
+           nb::sig("def match_scattered(self, identities: Identities) -> tuple[RegisteredBlocks, "
+                   "numpy.ndarray[dtype=bool]]"),
            "(references to every hit, mask of the hits). A repeated hash is referenced once for each occurrence.")
-      .def("scan", &scan, "identities"_a, nb::kw_only(), "touch"_a = true,
+      .def("scan", &scan, "identities"_a.none(), nb::kw_only(), "touch"_a = true,
+           nb::sig("def scan(self, identities: Identities, *, touch: bool = True) -> RegisteredBlocks"),
            "References to the distinct blocks among `identities` that are resident.")
       .def(
           "prefix_length",
-          [](const Manager& self, const Identities& identities) {
+          [](const Manager& self, IdentitiesArg given) {
+            const Identities& identities = read_identities(given);
             require_block_size(self, identities);
             return without_gil(self, identities.size(),
                                [&] { return self.store->prefix_length(self.pool, identities.span()); });
           },
-          "identities"_a, "Number of leading resident blocks. Changes nothing.")
-      .def("has_blocks", &has_blocks, "identities"_a, "Whether each block is resident. Changes nothing.")
+          "identities"_a.none(), nb::sig("def prefix_length(self, identities: Identities) -> int"),
+          "Number of leading resident blocks. Changes nothing.")
+      .def("has_blocks", &has_blocks, "identities"_a.none(),
+           nb::sig("def has_blocks(self, identities: Identities) -> numpy.ndarray[dtype=bool]"),
+           "Whether each block is resident. Changes nothing.")
       .def(
           "touch",
-          [](const Manager& self, const Identities& identities) {
+          [](const Manager& self, IdentitiesArg given) {
+            const Identities& identities = read_identities(given);
             require_block_size(self, identities);
             without_gil(self, identities.size(), [&] { self.store->touch(self.pool, identities.span()); });
           },
-          "identities"_a, "Count a use of the resident blocks, without referencing them.")
+          "identities"_a.none(), nb::sig("def touch(self, identities: Identities) -> None"),
+          "Count a use of the resident blocks, without referencing them.")
       .def(
           "clear_inactive",
           [](const Manager& self) {
@@ -310,11 +340,17 @@ void bind_manager(nb::module_& m) {
       .def_prop_ro(
           "available", [](const Manager& self) { return self.store->available(self.pool); },
           "Blocks that an allocation can get: empty ones and cached ones.")
-      .def_prop_ro("num_blocks", [](const Manager& self) { return self.store->num_blocks(self.pool); })
-      .def_prop_ro("block_size", [](const Manager& self) { return self.store->block_size(); })
-      .def_prop_ro("tier", [](const Manager& self) { return self.store->tier(self.pool); })
-      .def_prop_ro("duplicates", [](const Manager& self) { return duplicates_name(self.store->duplicates(self.pool)); })
-      .def_prop_ro("store", [](const Manager& self) { return self.store; })
+      .def_prop_ro(
+          "num_blocks", [](const Manager& self) { return self.store->num_blocks(self.pool); }, "Blocks of the pool.")
+      .def_prop_ro(
+          "block_size", [](const Manager& self) { return self.store->block_size(); }, "Tokens per block.")
+      .def_prop_ro(
+          "tier", [](const Manager& self) { return self.store->tier(self.pool); }, "Tier of the blocks.")
+      .def_prop_ro(
+          "duplicates", [](const Manager& self) { return duplicates_name(self.store->duplicates(self.pool)); },
+          "Whether copies of a block are allowed or rejected.")
+      .def_prop_ro(
+          "store", [](const Manager& self) { return self.store; }, "Store of all tiers of this worker.")
       .def(
           "metrics", [](const Manager& self) { return self.store->metrics(self.pool); },
           "All counters and gauges at one instant.")

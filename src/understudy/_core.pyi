@@ -315,7 +315,10 @@ class PoolMetrics:
     @property
     def active_references(self) -> int: ...
 
-    def as_dict(self) -> dict[str, int]: ...
+    def as_dict(self) -> dict[str, int]:
+        """Return all of them by name."""
+
+    def __repr__(self) -> str: ...
 
 class PoolConfig:
     """One tier of a store."""
@@ -354,9 +357,15 @@ class BlockStore:
         """Raise InvariantViolated if the state is inconsistent. O(blocks)."""
 
 class BlockManager:
-    """The blocks of one tier: allocate, register, match, release."""
+    """
+    The blocks of one tier: allocate, register, match, release.
+
+    `num_blocks` blocks of `block_size` tokens. `policy` is the eviction order: a name, or an EvictionPolicy; `thresholds` are the uses that move a block up in multi_lru. `duplicates`: allow copies of a block, or reject them. `reset_on_release` empties blocks without references instead of caching them. `tier` and `dp_rank` are named in events; `events` keeps them, at most `event_capacity`, with their token ids under `event_token_ids`. `sketch_capacity` counts recent uses of so many hashes, for `frequency`.
+    """
 
     def __init__(self, num_blocks: int, *, block_size: int = 16, policy: PolicyName | Policy = 'lineage', thresholds: Sequence[int] | None = None, duplicates: DuplicatePolicyName = 'allow', reset_on_release: bool = False, tier: Tier = Tier.G1, dp_rank: int = 0, events: bool = False, event_capacity: int | None = None, event_token_ids: bool = False, sketch_capacity: int | None = None) -> None: ...
+
+    def __repr__(self) -> str: ...
 
     def allocate(self, count: int) -> MutableBlocks:
         """
@@ -393,19 +402,24 @@ class BlockManager:
         """Blocks that an allocation can get: empty ones and cached ones."""
 
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens per block."""
 
     @property
-    def tier(self) -> Tier: ...
+    def tier(self) -> Tier:
+        """Tier of the blocks."""
 
     @property
-    def duplicates(self) -> DuplicatePolicyName: ...
+    def duplicates(self) -> DuplicatePolicyName:
+        """Whether copies of a block are allowed or rejected."""
 
     @property
-    def store(self) -> BlockStore: ...
+    def store(self) -> BlockStore:
+        """Store of all tiers of this worker."""
 
     def metrics(self) -> PoolMetrics:
         """All counters and gauges at one instant."""
@@ -615,6 +629,8 @@ class BlockGuard:
 
     def __len__(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
     @property
     def ids(self) -> NDArray[numpy.int32]:
         """Block ids, in order. Empty once released."""
@@ -704,6 +720,8 @@ class WeakBlocks:
 
     def __len__(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
     @property
     def identities(self) -> Identities: ...
 
@@ -716,7 +734,8 @@ class StepOutcome:
     """Result of applying a step."""
 
     @property
-    def blocks_registered(self) -> int: ...
+    def blocks_registered(self) -> int:
+        """Blocks that the step completed."""
 
     @property
     def finished(self) -> bool:
@@ -732,20 +751,33 @@ class RequestKv:
 
     def __init__(self, manager: BlockManager, prompt: Ints, max_output_tokens: int, *, salt: str = '', lora: str = '', mm_runs: Sequence[Run] = (), prefix_caching: bool = True) -> None: ...
 
-    def match_prefix(self) -> int: ...
+    def match_prefix(self) -> int:
+        """
+        Reference the cached blocks that begin the prompt; returns their tokens, at most all but one. On a new or preempted request only.
+        """
 
-    def schedule_prefill(self, tokens: int) -> None: ...
+    def schedule_prefill(self, tokens: int) -> None:
+        """
+        Allocate the blocks of the next `tokens` tokens of the prompt, all or none. CapacityExhausted without them.
+        """
 
-    def schedule_decode(self) -> None: ...
+    def schedule_decode(self) -> None:
+        """
+        Allocate the block of the next output token, if it needs one. CapacityExhausted without it.
+        """
 
-    def schedule_speculative(self, tokens: int) -> int: ...
+    def schedule_speculative(self, tokens: int) -> int:
+        """
+        Allocate for a token and up to `tokens` - 1 drafts; returns how many fit the output's limit.
+        """
 
     def schedule_ahead(self) -> NDArray[numpy.int32] | None:
         """
         Pages of the decode behind the scheduled one, whose block it takes; None when the output ends before it.
         """
 
-    def revert(self) -> None: ...
+    def revert(self) -> None:
+        """Undo the scheduled step: its blocks are free again."""
 
     @property
     def page_ids(self) -> NDArray[numpy.int32]:
@@ -754,61 +786,83 @@ class RequestKv:
         """
 
     @property
-    def view_length(self) -> int: ...
+    def view_length(self) -> int:
+        """Tokens that the scheduled step's pages hold after it."""
 
     @property
-    def scheduled_tokens(self) -> int: ...
+    def scheduled_tokens(self) -> int:
+        """Tokens of the scheduled step; 0 without one."""
 
-    def apply_prefill(self, token: int | None = None) -> StepOutcome: ...
+    def apply_prefill(self, token: int | None = None) -> StepOutcome:
+        """
+        Commit the scheduled part of the prompt; with its last part, `token` is the first output token.
+        """
 
-    def apply_decode(self, token: int) -> StepOutcome: ...
+    def apply_decode(self, token: int) -> StepOutcome:
+        """Commit the scheduled decode, with the token that it sampled."""
 
-    def apply_speculative(self, accepted: Ints) -> StepOutcome: ...
+    def apply_speculative(self, accepted: Ints) -> StepOutcome:
+        """
+        Commit the accepted tokens of a scheduled speculation; the others' blocks are free again.
+        """
 
-    def preempt(self) -> None: ...
+    def preempt(self) -> None:
+        """Release all blocks; the tokens so far are the prompt of the restart."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release all blocks, in any state. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *args: object) -> None: ...
 
     @property
-    def state(self) -> RequestKvState: ...
+    def state(self) -> RequestKvState:
+        """idle, scheduled or closed."""
 
     @property
     def tokens(self) -> NDArray[numpy.uint32]:
         """Prompt and output tokens so far."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens per block."""
 
     @property
-    def prompt_tokens(self) -> int: ...
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt; after a preemption, of the restart."""
 
     @property
-    def prefill_target(self) -> int: ...
+    def prefill_target(self) -> int:
+        """Tokens that prefill computes before the first new output token."""
 
     @property
-    def computed_tokens(self) -> int: ...
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in the blocks."""
 
     @property
-    def cached_tokens(self) -> int: ...
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the cache had at the last match."""
 
     @property
-    def generated_tokens(self) -> int: ...
+    def generated_tokens(self) -> int:
+        """Output tokens so far."""
 
     @property
-    def max_output_tokens(self) -> int: ...
+    def max_output_tokens(self) -> int:
+        """Most output tokens."""
 
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """Whether the output's limit is reached."""
 
     @property
-    def registered_blocks(self) -> int: ...
+    def registered_blocks(self) -> int:
+        """Blocks of this request that others can match."""
 
     @property
-    def held_blocks(self) -> int: ...
+    def held_blocks(self) -> int:
+        """Blocks that this request references."""
 
 class LinkUsage:
     """Transfers, bytes and busy time of a link up to a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ def test_what_is_not_identities_is_refused(busy: BlockManager, value: Any) -> No
             blocks.stage,
             blocks.register,
         ):
-            refused(busy.store, TypeError, "Identities", lambda call=call: call(value))  # type: ignore[misc]
+            refused(busy.store, InvalidArgument, "identities must be", partial(call, value))
         assert len(blocks) == 1
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy._core import BlockManager, Tier, lifetime_blocks
-from understudy.errors import ConfigError, WrongState
+from understudy.errors import CapacityExhausted, ConfigError, WrongState
+from understudy.kv.admission import AdmissionQueue
 from understudy.kv.counts import count
+from understudy.kv.freed import FreedBlocks
 from understudy.kv.layout import KvLayout
 from understudy.kv.request import RequestKv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -60,6 +62,8 @@ class KvCacheManager:
         )
         self._padding = self.blocks.allocate(1)
         self._padding_block = int(self._padding.ids[0])
+        self._freed = FreedBlocks()
+        self._queue = AdmissionQueue(self._freed)
 
     @property
     def padding_block(self) -> int:
@@ -96,7 +100,7 @@ class KvCacheManager:
         """
         if self._padding.released:
             raise WrongState("this KvCacheManager is closed; create requests before close()")
-        return RequestKv(
+        kv = RequestKv(
             self.blocks,
             prompt,
             max_output_tokens,
@@ -105,6 +109,8 @@ class KvCacheManager:
             mm_runs=mm_runs,
             prefix_caching=self.prefix_caching,
         )
+        kv.freed = self._freed
+        return kv
 
     # ── Admission ──
 
@@ -128,6 +134,48 @@ class KvCacheManager:
         """Whether the request and all active ones can run to their ends without running out of blocks."""
         needed = self.lifetime_blocks(prompt_tokens, max_output_tokens)
         return needed <= self.available_blocks - self.future_blocks(active)
+
+    async def admit(
+        self,
+        prompt: Sequence[int] | npt.NDArray[np.integer],
+        max_output_tokens: int,
+        *,
+        salt: str = "",
+        lora: str = "",
+        mm_runs: Sequence[tuple[int, int, int]] = (),
+    ) -> RequestKv:
+        """Wait until a request and all that were admitted here can run to their ends, then create it.
+
+        Requests are admitted in the order of the calls. Admit all requests of a manager this way, from one event loop.
+        CapacityExhausted at once if it would not fit into an empty pool.
+        """
+        if not self.can_ever_fit(len(prompt), max_output_tokens):
+            raise CapacityExhausted(
+                f"a request of {len(prompt)} + {max_output_tokens} tokens never fits into {self.max_request_blocks} "
+                "blocks; reject it"
+            )
+        return await self._queue.admit(
+            lambda active: self.can_admit(len(prompt), max_output_tokens, active),
+            lambda: self.request(prompt, max_output_tokens, salt=salt, lora=lora, mm_runs=mm_runs),
+        )
+
+    @property
+    def admitted(self) -> list[RequestKv]:
+        """Requests that `admit` created and that are not closed."""
+        return self._queue.admitted
+
+    def on_freed(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a request of this manager is closed or preempted; return what ends that.
+
+        It is called in the thread of that call, after the blocks are free.
+        """
+        return self._freed.subscribe(listener)
+
+    def __repr__(self) -> str:
+        return (
+            f"<KvCacheManager: {self.max_request_blocks:,} blocks of {self.layout.page_size} tokens, "
+            f"{self.available_blocks:,} available>"
+        )
 
     def close(self) -> None:
         """Release the padding block. Idempotent; requests stay valid."""

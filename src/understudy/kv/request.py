@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from understudy import _core
 from understudy.kv.view import KvView
+
+if TYPE_CHECKING:
+    from understudy.kv.freed import FreedBlocks
 
 
 class RequestKv(_core.RequestKv):
@@ -18,6 +23,30 @@ class RequestKv(_core.RequestKv):
     releases all blocks and restarts with all tokens so far as the prompt. `close` (or the end of a `with`) releases all
     blocks in any state. Use from one thread at a time; a second thread gets WrongState.
     """
+
+    freed: FreedBlocks | None = None
+    """Listeners of the manager that created this request; notified when it gives blocks back."""
+
+    def preempt(self) -> None:
+        """Release all blocks; the tokens so far are the prompt of the restart."""
+        super().preempt()
+        if self.freed is not None:
+            self.freed.notify()
+
+    def close(self) -> None:
+        """Release all blocks, in any state. Idempotent."""
+        super().close()
+        if self.freed is not None:
+            self.freed.notify()
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<RequestKv {self.state}: {self.computed_tokens:,} of {self.prompt_tokens:,} prompt tokens and "
+            f"{self.generated_tokens:,} of {self.max_output_tokens:,} output tokens, {self.held_blocks:,} blocks>"
+        )
 
     def view(self) -> KvView:
         """Return the pages and length of the scheduled step. WrongState unless a step is scheduled."""
