@@ -16,8 +16,8 @@ PIPELINE_MUTANTS = [
     Mutant(
         "a batch does not wait for the tokens that it computes from",
         "core/engine/vllm/pipeline.cpp",
-        "ready_ns = std::max(ready_ns, requests_[turn.slot].token_ns)",
-        "ready_ns = FAULT ? ready_ns : std::max(ready_ns, requests_[turn.slot].token_ns)",
+        "ready_ns = std::max(ready_ns, scheduler_->requests()[turn.slot].token_ns)",
+        "ready_ns = FAULT ? ready_ns : std::max(ready_ns, scheduler_->requests()[turn.slot].token_ns)",
         PIPELINE,
     ),
     Mutant(
@@ -30,8 +30,8 @@ PIPELINE_MUTANTS = [
     Mutant(
         "a request decodes in every schedule of a pipeline",
         "core/engine/vllm/schedule.cpp",
-        "pipeline_ && pipeline_->schedules() + 1 < request",
-        "!FAULT && pipeline_ && pipeline_->schedules() + 1 < request",
+        "if (counts_.schedules + 1 < request",
+        "if (!FAULT && counts_.schedules + 1 < request",
         PIPELINE,
     ),
 ]

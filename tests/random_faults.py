@@ -14,7 +14,7 @@ ROOMS = {
     "core/engine/sglang/*.cpp": "tests/engines/test_sglang.py tests/replay/test_sglang_disaggregation.py "
     "tests/replay/test_sglang_fast_forward.py tests/engines/test_sglang_pools.py",
     "core/engine/handoff_net.cpp": "tests/replay/test_disaggregation.py tests/replay/test_handoff_failures.py",
-    "core/engine/vllm/handoff*.cpp": "tests/engines/test_handoff_conformance.py tests/replay/test_disaggregation.py "
+    "core/engine/vllm/loads.cpp": "tests/engines/test_handoff_conformance.py tests/replay/test_disaggregation.py "
     "tests/replay/test_handoff_failures.py",
     "core/engine/vllm/handoff/*.cpp": "tests/engines/test_handoff_conformance.py tests/replay/test_disaggregation.py "
     "tests/replay/test_handoff_failures.py",

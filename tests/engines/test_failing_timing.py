@@ -181,3 +181,38 @@ def test_who_was_admitted_on_a_block_of_the_same_schedule_keeps_it() -> None:
     engine.check()
     assert len(engine.advance(100 * MS).finished) == 2
     engine.check()
+
+
+def two_suspended() -> tuple[_core.VllmEngine, int, int]:
+    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(Fragile(1)))
+    first = engine.submit("a", 8, 2, content(1, 10))
+    second = engine.submit("b", 6, 2, content(100, 8))
+    with pytest.raises(RuntimeError, match="no idea"):
+        engine.begin_step(0)
+    assert (engine.scheduled, engine.admitted) == ([], [])
+    return engine, first, second
+
+
+def test_a_step_that_goes_on_names_whom_it_admitted_before_the_model_raised() -> None:
+    engine, first, second = two_suspended()
+    engine.begin_step(0)
+    assert engine.admitted == [(first, False, 0), (second, False, 0)]
+    assert engine.scheduled == [(first, 8), (second, 6)]
+
+
+def test_whoever_is_cancelled_leaves_the_step_that_the_model_stopped() -> None:
+    engine, first, second = two_suspended()
+    engine.cancel(first, 0)
+    third = engine.submit("c", 5, 2, content(200, 7))
+    engine.begin_step(0)
+    assert engine.admitted == [(second, False, 0), (third, False, 0)]
+    assert engine.scheduled == [(second, 6), (third, 5)]
+    engine.check()
+
+
+def test_a_step_at_another_time_decides_anew() -> None:
+    engine, first, second = two_suspended()
+    engine.begin_step(MS)
+    assert engine.admitted == []  # they run since the step that the model stopped
+    assert engine.scheduled == [(first, 8), (second, 6)]
+    assert len(engine.advance(100 * MS).finished) == 2

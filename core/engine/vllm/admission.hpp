@@ -40,14 +40,6 @@ struct Refusal {
   // `loads_ended`).
   std::uint64_t lacks = 0;
   std::uint64_t loads_ended = 0;
-  bool has_preempted = false;  // set by a schedule that failed: the schedule that replaces it admits no request either
-};
-
-// No request can compute before a transfer lands, unless a request is submitted, finished or cancelled.
-struct LandingWait {
-  bool on = false;
-  bool visited = false;        // a request was submitted, finished or cancelled since the last step began
-  std::uint64_t released = 0;  // by the tiers until then
 };
 
 }  // namespace understudy

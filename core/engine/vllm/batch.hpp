@@ -37,11 +37,10 @@ struct Batch {
   bool empty() const noexcept { return turns.empty(); }
 };
 
-// The last schedule, if a policy or a timing model raised. A retry at that time gives requests the same tokens.
-struct FailedSchedule {
-  std::int64_t now_ns;
-  std::vector<Scheduled> scheduled;
-  bool admitting;  // the running list was done: running requests that are not in `scheduled` get no tokens
+// The connector's part of a schedule, which goes with its batch.
+struct ConnectorOrders {
+  std::unique_ptr<ConnectorMetadata> meta;  // to the worker
+  ConnectorOutput output;                   // found by the poll of the schedule
 };
 
 // Blocks that a step in flight still writes.

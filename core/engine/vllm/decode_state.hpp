@@ -15,8 +15,7 @@
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
 #include "engine/vllm/kv_backend.hpp"
-#include "engine/vllm/live_request.hpp"
-#include "engine/vllm/waiting_queues.hpp"
+#include "engine/vllm/scheduler_state.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
@@ -27,12 +26,6 @@ struct StepClock {
   std::int64_t now_ns = 0;    // the end of the open step, else when the next may begin
   std::int64_t begun_ns = 0;  // when the last step began
   bool in_step = false;
-};
-
-// Steps that computed a token, for vLLM's offload.
-struct StepCounts {
-  std::uint64_t scheduled = 0;
-  std::uint64_t processed = 0;
 };
 
 // The requests that decode, and everything that a decode step changes. The engine fills it in once.

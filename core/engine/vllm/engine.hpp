@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/announcer.hpp"
@@ -17,22 +16,18 @@
 #include "engine/prefix_keeper.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
-#include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
-#include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/connector/parts.hpp"
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/group_rows.hpp"
-#include "engine/vllm/held_prefixes.hpp"
 #include "engine/vllm/kv_backend.hpp"
-#include "engine/vllm/left_blocks.hpp"
-#include "engine/vllm/live_request.hpp"
+#include "engine/vllm/nap.hpp"
+#include "engine/vllm/onboarding.hpp"
 #include "engine/vllm/pipeline.hpp"
-#include "engine/vllm/prefill_interval.hpp"
+#include "engine/vllm/scheduler.hpp"
 #include "engine/vllm/step_reason.hpp"
-#include "engine/vllm/waiting_queues.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
 
@@ -66,9 +61,11 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   void set_link_share(std::int64_t now_ns, Tier tier, double share) override;
   void set_load_failures(Tier tier, double rate) override;
   std::vector<std::int64_t> gaps_of(RequestId id) const override;
-  const EngineRequest& request(RequestId id) const;  // that has not ended; else InvalidArgument
+  const EngineRequest& request(RequestId id) const { return scheduler_->request(id); }
   // No request is here.
-  bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && !plans() && parked_ == 0; }
+  bool idle() const noexcept {
+    return scheduler_->running().empty() && num_waiting() == 0 && !plans() && scheduler_->counts().parked == 0;
+  }
   void finish_transfers() override;
   std::int64_t next_landing_ns() const override;
   const Effects& land(std::int64_t now_ns) override;
@@ -125,124 +122,54 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   using Room = KvBackend::Room;
 
   // requests.cpp
-  std::size_t num_waiting() const noexcept { return queues_.size(); }
-  bool quiescent() const { return idle() || (!admitting_ && drained()); }  // no request is here that may go on
+  void require_servable(const RequestSpec& spec) const;
+  std::size_t num_waiting() const noexcept { return scheduler_->waiting().size(); }
+  bool quiescent() const;  // no request is here that may go on
   void on_requests_changed();
   void read_input(std::int64_t now_ns);
-  void retire(EngineRequest& request, bool aborted, std::int64_t now_ns);
-  void complete(RequestSlot slot, std::int64_t now_ns);
-  RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
-
-  // schedule.cpp
-  std::int64_t schedule(std::int64_t now_ns);
-  void undo_schedule();
-  const Scheduled* scheduled_before(RequestId id) const;
-  void schedule_running(std::int64_t now_ns);
-  std::uint32_t next_tokens(const EngineRequest& request) const;
-  std::uint32_t prefill_cap() const;
-  std::size_t max_running() const noexcept { return std::min(config_.max_num_seqs, config_.max_num_active_seqs); }
-  std::size_t choose_victim() const;
-  void preempt(std::size_t position, RequestId by);
-  void measure();
-  void count_time(const StepLoad& load, std::int64_t duration_ns) noexcept;
-  bool can_add() const noexcept { return budget_ > 0 && input_budget_ > config_.speculation.draft_slots; }
-  void charge(std::uint32_t tokens) noexcept;
-
-  // admit.cpp
-  bool admit(std::int64_t now_ns);
-  void admit_waiting(std::int64_t now_ns);
-  bool can_try(EngineRequest& request, std::int64_t now_ns);
-  void note_adapters();
-  void note_adapter(const EngineRequest& request);
-  bool lacks_adapter(const EngineRequest& request) const;
-  bool only_decodes() const;
-  Admission look_up(RequestSlot slot);
-  // More than the token that is sampled from.
-  bool computes_prompt(const Admission& head) const { return head.hit_tokens + 1 < requests_[head.slot].known; }
-  bool size_up(Admission& head, bool decodes_only, bool joins) const;
-  bool fits(const Admission& head);
-  void refuse(const Admission& head);
-  void enter(const Admission& head, std::int64_t now_ns);
-  std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
-    return (tokens + config_.block_size - 1) / config_.block_size;
-  }
-  std::uint32_t room_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept;
 
   // prefixes.cpp, called through the interface
   std::optional<std::string> why_no_prefixes() const override;
   const Effects& keep_prefix(const PrefixCall& call, std::int64_t now_ns) override;
-  PrefixTotals prefix_totals(std::int64_t now_ns) const override { return held_.totals_at(now_ns); }
+  PrefixTotals prefix_totals(std::int64_t now_ns) const override { return scheduler_->held().totals_at(now_ns); }
   KvRequest reference_prefix(const PrefixCall& call, std::int64_t now_ns);
   void offload_prefix(const PrefixCall& call, std::int64_t now_ns);
-  bool yield_hold(std::int64_t now_ns);
 
   // tiers.cpp
-  WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
-  void park(EngineRequest& request);
+  void require_tiers() const;
   void require_group_tiers(const char* call) const;  // WrongState under vLLM's offload
-  bool prefetch_groups(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
-  WorkerTiers::Onboard onboard_groups(RequestSlot request, std::int64_t now_ns, std::span<const BlockIdentity> units,
-                                      std::uint32_t known, std::uint32_t limit,
-                                      const std::function<std::int64_t(std::size_t)>& saved_ns);
   // Leading units of hashing (one group: blocks) that may be copied down.
   std::uint32_t num_keyed(const EngineRequest& request) const;
-  void resume_loaded();
-  void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns) override;
   void report_idle_landings();
-  bool landing_wait_over() const noexcept;
-  bool waits_for_copies();
-  bool head_may_move() const override;
-  bool head_stays() const override;
-  bool head_lacks_room() const;
+  FetchStages fetch_stages() const;
 
-  // setup.cpp
+  // setup.cpp, setup_connector.cpp
+  void make_kv(const EngineSite& site);
   std::unique_ptr<Connector> make_offloading();
   std::unique_ptr<Connector> make_nixl(const EngineSite& site);
   std::unique_ptr<Connector> make_connector(const EngineSite& site);
-  void connect(const EngineSite& site);
+  DecodeState decode_state();
 
-  // handoff.cpp
-  void require_leg(const RequestSpec& spec) const;
-  bool handoff_pending() const noexcept;  // blocks are kept for a peer, or a notification is due
-  void give_up_load(EngineRequest& request);
+  // nap.cpp
+  bool is_polling() const noexcept { return nap_.on && nap_.polls; }
+  bool is_asleep() const noexcept { return nap_.on && !nap_.polls; }
+  bool nap_over() const noexcept;
+  std::int64_t nap_until_ns() const;
+  bool wake_up(std::int64_t until_ns);
+  bool found_work(std::int64_t now_ns);
+  bool waits_for_copies();
   bool only_polls(bool reported) const noexcept;
   void poll_idle(bool changed, std::int64_t now_ns);
-  std::int64_t poll_at(std::int64_t time_ns) const noexcept;  // the first schedule of that loop from `time_ns` on
-  std::int64_t next_poll_ns() const;
+  std::int64_t poll_at(std::int64_t time_ns) const noexcept;
+  bool handoff_pending() const noexcept;  // blocks are kept for a peer, or a notification is due
   bool rests() const noexcept { return idle() && !(polls_ && handoff_pending()); }  // nothing to do
-  bool begins_in_order() const;
-  bool may_fail_load() const noexcept;
-  // No later than what has reached this worker, or what it must send.
-  std::int64_t quiet_until(std::int64_t until_ns) const { return std::min(until_ns, connector_->next_event_ns()); }
-  bool are_loads_quiet() const;
-  void drop_in_flight(const EngineRequest& victim);
-  void fail(RequestSlot slot, std::int64_t now_ns);
-
-  // offload.cpp
-  std::optional<std::uint32_t> external_tokens(Admission& head, std::int64_t now_ns);
-  Admission loaded_head(EngineRequest& request, std::int64_t now_ns);
-  void count_loaded(EngineRequest& request, bool resumed);
-  std::optional<std::uint32_t> look_below(Admission& head, std::int64_t now_ns);
-  bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
-  void begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns);
-  void promote(EngineRequest& request, std::int64_t now_ns);
-  bool fits_behind(const Admission& head) const;
-  std::uint64_t lacking() const;
-  void close_connector(std::size_t admitted_before, std::int64_t now_ns);
-  void end_group_schedule();
-  void leave(EngineRequest& request, bool aborted, std::int64_t now_ns);
-  bool freeable(std::uint64_t last_step) const noexcept { return !fenced_ || last_step <= counts_.processed; }
-  void release_or_defer(EngineRequest& request);
-  void free_deferred(bool computed);
   std::int64_t begin_transfers_alone(std::int64_t now_ns);
   bool still_offloads() const;
   void update_from_connector(const ConnectorOutput& output, std::int64_t now_ns);
   void report_offload(std::vector<JobId> done, std::int64_t now_ns);
   void offload_after_step(std::int64_t now_ns) override;
-  FetchStages fetch_stages() const;
-  std::uint64_t check_offload() const;
 
   // step.cpp, pipeline.cpp
   const StepLoad& open_load() const noexcept { return config_.async_scheduling || pipeline_ ? open_.load : load_; }
@@ -255,7 +182,9 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   void begin_pipelined_step(std::int64_t now_ns);
   bool schedule_in_pipeline(std::int64_t now_ns);
   std::int64_t try_schedule(std::int64_t now_ns);
-  bool found_work(std::int64_t now_ns);
+  Batch take_batch(std::int64_t duration_ns);
+  void measure();
+  void count_time(const StepLoad& load, std::int64_t duration_ns) noexcept;
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
   void finish_step(std::int64_t end_ns);
   void close_step();
@@ -263,34 +192,33 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   void clear_returned_effects();
   const Effects& return_effects();
   void report_batch();
-  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+  bool thrashing() const noexcept { return scheduler_->counts().fruitless_preemptions > kThrashing; }
 
   // can_fast_forward.cpp
   // None: every running request decodes or waits for room, and no request can be admitted until one of them ends.
   std::optional<StepReason> why_step() const;
+  bool waits(RequestSlot slot) const { return tiers_ && tiers_->waiting(slot); }
+  bool begins_in_order() const;
+  bool may_fail_load() const noexcept;
+  // No later than what has reached this worker, or what it must send.
+  std::int64_t quiet_until(std::int64_t until_ns) const { return std::min(until_ns, connector_->next_event_ns()); }
+  bool are_loads_quiet() const;
   bool is_offload_quiet() const;
   bool plans_all_tokens() const;
   bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
   // Asynchronously: the planned batch computes the next token of every running request.
   bool plans_next_tokens() const;
   bool plans_all_but_waiting() const;
-  DecodeState decode_state();
   bool fast_forward(std::int64_t until_ns, bool stop_on_finish);
   bool landed(std::int64_t now_ns) override;
   void offload_computed(const std::vector<Scheduled>& filled, std::int64_t end_ns) override;
-  void finish(RequestSlot slot, std::int64_t end_ns) override;
   bool report_offloads(std::int64_t end_ns) override;
   bool changed_below() const override;
   void progressed(std::uint64_t steps) override;
-
-  // receive.cpp
-  void receive_tokens(const std::vector<Scheduled>& turns, std::int64_t end_ns);
-  bool receive_token(const Scheduled& turn, std::uint64_t step);
-  void receive_drafts(EngineRequest& request, const Scheduled& turn);
-  void receive_burst(EngineRequest& request);
-  void fold_token_log() override;
-  bool live(const Scheduled& turn) const noexcept;
-  std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+  bool head_may_move() const override { return scheduler_->head_may_move(); }
+  bool head_stays() const override { return scheduler_->head_stays(); }
+  void finish(RequestSlot slot, std::int64_t end_ns) override { scheduler_->finish(slot, end_ns); }
+  void fold_token_log() override { scheduler_->fold_token_log(); }
 
   // finish_bound.cpp
   std::uint32_t expected_outputs(const EngineRequest& request) const noexcept;  // when it has run to its end
@@ -311,6 +239,7 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   void sample_blocks(std::int64_t time_ns);
   void add_sample(std::int64_t time_ns, std::uint32_t running, std::uint32_t waiting);
   void check_counts(bool whole) const;
+  std::uint64_t blocks_behind() const;
   void check_state();
   void reach_checkpoint(bool fast_forwarded);
 
@@ -324,62 +253,28 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   RunRows* run_rows_ = nullptr;            // of a backend of runs; null: of another
   GroupedBackend* grouped_ = nullptr;      // the same, with several KV cache groups
   std::unique_ptr<GroupRows> group_rows_;  // null: one group, or events of groups are taken as they are
-  std::uint64_t capacity_tokens_, watermark_blocks_;
-  BurstSampler bursts_, acceptance_;
-
-  // Requests.
-  std::vector<EngineRequest> requests_;  // by slot
-  std::vector<RequestSlot> free_slots_;
-  std::unordered_map<RequestId, RequestSlot> slots_;  // requests that have not ended
-  std::uint64_t num_submitted_ = 0;
-  std::vector<RequestSlot> running_;
-  std::vector<RequestSlot> prefills_in_flight_;  // prompts that are being loaded or computed in part
-  WaitingQueues queues_;
-  std::vector<RequestSlot> unread_;  // submitted since the engine last read its queue
-  std::size_t parked_ = 0;
-  bool admitting_ = true;
-  HeldPrefixes held_;  // of sessions that sleep
-
-  // The connector, and blocks that it and steps in flight still use.
+  std::uint64_t capacity_tokens_;
+  std::optional<Onboarding> onboarding_;
   std::unique_ptr<Connector> connector_;
-  std::size_t loading_ = 0;
-  std::unique_ptr<ConnectorMetadata> meta_;  // orders of the last schedule
-  ConnectorOutput polled_;                   // found by the last schedule's poll
-  bool connected_ = false;                   // it is not the default
-  bool loads_ = false;                       // prompts may come from elsewhere
-  bool polls_ = false;                       // without tokens to compute the engine polls it
-  bool recomputes_ = true;                   // a request whose load failed; else it fails
-  bool fenced_ = false;                      // blocks are not freed while a step in flight may write them
-  StepCounts counts_;
-  LeftBlocks left_;
-  bool has_ended_ = false;  // a request, since the last schedule
   ConnectorParts parts_;
   OffloadConnector* offload_ = nullptr;    // part of it; null: none
   OffloadLinks* offload_links_ = nullptr;  // the same
-  bool polling_ = false;   // the last schedule had nothing to compute; the next is at clock_.now_ns or later
-  bool poll_due_ = false;  // and something has changed since
+  bool polls_ = false;                     // without tokens to compute the engine polls it
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<RequestSlot> unread_;  // requests submitted since the engine last read its queue
 
-  // State of the current schedule, and of the last one.
-  std::uint64_t budget_ = 0;
-  std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots
-  std::uint32_t prefill_cap_ = VllmConfig::kUnlimited;
-  PrefillInterval interval_;
-  StepLog log_;
-  StepLoad load_;
-  Refusal refusal_;
-  std::optional<FailedSchedule> failed_;
-  std::vector<std::uint32_t> adapters_;  // adapters in the batch
-  Batch open_;                           // asynchronously: the batch of the open step
-  Batch planned_;                        // the batch behind it
-  std::unique_ptr<Pipeline> pipeline_;   // batches in flight; null: one stage
+  // Batches.
+  StepLoad load_;                       // of the last schedule
+  Batch open_;                          // asynchronously: the batch of the open step
+  Batch planned_;                       // the batch behind it
+  std::unique_ptr<Pipeline> pipeline_;  // batches in flight; null: one stage
 
   // Time.
   StepClock clock_;
+  Nap nap_;
   std::optional<std::uint64_t> stuck_;                // free blocks when the engine got stuck
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, valid until something changes
-  std::uint64_t fruitless_preemptions_ = 0;           // since the last token
-  LandingWait landing_wait_;
-  std::optional<std::uint64_t> released_before_;  // by tiers, when a schedule with groups only preempted
+  std::optional<std::uint64_t> released_before_;      // by tiers, when a schedule with groups only preempted
   std::uint64_t landings_noticed_ = 0;
   bool fast_forwards_ = true;
   std::array<std::uint64_t, kNumStepReasons> stepped_{};  // steps of `advance` that were simulated by themselves
@@ -390,8 +285,7 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   bool effects_returned_ = false;
   bool reports_batches_ = false;
   EngineTotals totals_;
-  std::uint64_t steps_at_check_ = 0;        // when everything was last compared, with config().check
-  std::vector<std::uint64_t> accepted_at_;  // size: most drafts of a round
+  std::uint64_t steps_at_check_ = 0;  // when everything was last compared, with config().check
   TokenLog token_log_;
   std::function<void(Engine&, bool ended)> observer_;
   std::function<void(Engine&, bool fast_forwarded)> on_checkpoint_;

@@ -81,7 +81,7 @@ void FastForward::plan_next() {
     if (!computes(order)) continue;
     EngineRequest& member = request(order);
     member.last_step = state_.counts.scheduled;
-    next.turns.push_back({members_[order], 1, member.computed - 1, true, member.id});
+    next.turns.push_back({members_[order], 1, member.num_computed_tokens - 1, true, member.id});
   }
   next.load = StepLoad::of(sums_.load());
   next.duration_ns = Batch::kUnknown;
@@ -325,8 +325,8 @@ bool FastForward::end_step() {
     if (last_[order] + 1 != steps_) continue;
     finished = true;
     update_request(order);
-    if (ahead_) --request(order).computed;   // nothing was scheduled behind its last token
-    sums_.remove(request(order).known - 1);  // its share of this step's context
+    if (ahead_) --request(order).num_computed_tokens;  // nothing was scheduled behind its last token
+    sums_.remove(request(order).known - 1);            // its share of this step's context
     out_[order] = kOut;
     host_.finish(members_[order], end_ns);
   }

@@ -58,7 +58,7 @@ class FastForward {
   EngineRequest& request(std::uint32_t order) const { return state_.requests[members_[order]]; }
   bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const {
-    return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
+    return static_cast<std::uint32_t>(request(order).num_computed_tokens + (step - since_[order]));
   }
   // Tokens that the member reads in `step`.
   std::uint64_t known_by(std::uint32_t order, std::uint64_t step) const {

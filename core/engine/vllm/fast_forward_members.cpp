@@ -49,19 +49,19 @@ void FastForward::update_request(std::uint32_t order) {
   EngineRequest& member = request(order);
   const std::uint64_t first = base_ + since_[order];
   const auto played = static_cast<std::uint32_t>(steps_ - since_[order]);
-  member.computed += played;
+  member.num_computed_tokens += played;
   member.known += played;
   member.record.output_tokens += played;
   if (played > 0) state_.tokens.push_back({member.id, played});
   member.tokens.add(first, played);
   since_[order] = steps_;
-  if (state_.grouped != nullptr) state_.grouped->skip_to(member, member.computed);
+  if (state_.grouped != nullptr) state_.grouped->skip_to(member, member.num_computed_tokens);
 }
 
 void FastForward::pause(std::uint32_t order) {
   update_request(order);
   if (ahead_) {  // the next token is not in flight
-    --request(order).computed;
+    --request(order).num_computed_tokens;
     request(order).ahead = 0;
   }
   out_[order] = kOut;
@@ -77,7 +77,7 @@ void FastForward::pause_and_rejoin() {
     if (out_[order] == kPausing) pause(order);
   }
   for (const std::uint32_t order : rejoining_) {
-    ++request(order).computed;
+    ++request(order).num_computed_tokens;
     request(order).ahead = 1;
     std::erase(paused_, order);
     join(order);

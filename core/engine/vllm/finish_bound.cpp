@@ -15,8 +15,9 @@ constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs m
 // Until a request is submitted, every decoding request gets a token in each step until the first finish: blocks suffice
 // for all of them, and they are scheduled before requests that compute a prompt or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
-  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || (loading_ > 0 && (!polls_ || offload_)) ||
-      bursts_.on() || config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
+  if (grouped_ != nullptr || scheduler_->running().empty() || scheduler_->counts().parked > 0 ||
+      (scheduler_->counts().loading > 0 && (!polls_ || offload_)) || !config_.mocker.accept_rates.empty() ||
+      config_.speculation.tokens > 0 || scheduler_->running().size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
@@ -29,17 +30,17 @@ std::optional<Outlook> VllmEngine::outlook() const {
     const std::uint64_t all = expected_outputs(request);
     return all > request.outputs() ? all - request.outputs() : 1;
   };
-  const EngineRequest* const requests = requests_.data();
-  for (std::size_t i = 0; i < running_.size(); ++i) {
-    const RequestSlot id = running_[i];
-    if (i + 1 < running_.size()) requests[running_[i + 1]].warm();
+  const EngineRequest* const requests = scheduler_->requests().data();
+  for (std::size_t i = 0; i < scheduler_->running().size(); ++i) {
+    const RequestSlot id = scheduler_->running()[i];
+    if (i + 1 < scheduler_->running().size()) requests[scheduler_->running()[i + 1]].warm();
     const EngineRequest& request = requests[id];
-    if (request.spec.max_tokens == 0 || (tiers_ && tiers_->waiting(id))) return std::nullopt;
+    if (request.spec.max_tokens == 0 || waits(id)) return std::nullopt;
     out.steps = std::min(out.steps, to_finish(request));
     // The last token of a prompt is no decode. A step ahead, a request that resumes with the planned batch, for a
     // single token, gets none from the open one.
-    const bool decodes = request.computed + (clock_.in_step ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
-                         request.computed >= request.spec.prompt_tokens;
+    const bool decodes = request.num_computed_tokens + (clock_.in_step ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
+                         request.num_computed_tokens >= request.spec.prompt_tokens;
     if (!decodes) {
       ++prompts;
       continue;
@@ -52,15 +53,19 @@ std::optional<Outlook> VllmEngine::outlook() const {
   }
   out.alone = prompts == 0 && num_waiting() == 0;
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
-  queues_.for_each([&](RequestSlot id) { out.steps = std::min(out.steps, to_finish(requests_[id])); });
+  scheduler_->waiting().for_each(
+      [&](RequestSlot id) { out.steps = std::min(out.steps, to_finish(scheduler_->requests()[id])); });
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
-  const auto lacks = [&](RequestSlot id) { return kv_->lacks(requests_[id], requests_[id].known + steps); };
+  const auto lacks = [&](RequestSlot id) {
+    return kv_->lacks(scheduler_->requests()[id], scheduler_->requests()[id].known + steps);
+  };
   std::uint64_t blocks = 0;
-  queues_.for_each([&](RequestSlot id) { blocks += lacks(id) + 1; });
-  for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
+  scheduler_->waiting().for_each([&](RequestSlot id) { blocks += lacks(id) + 1; });
+  for (std::size_t i = sums.requests(); i < scheduler_->running().size(); ++i)
+    blocks += lacks(scheduler_->running()[i]) + 1;
   // Nearly always there is room for many more.
   if (kv_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2), tiers_.get())) return out;
-  for (std::size_t i = 0; i < sums.requests(); ++i) blocks += lacks(running_[i]);
+  for (std::size_t i = 0; i < sums.requests(); ++i) blocks += lacks(scheduler_->running()[i]);
   return kv_->has_room(blocks, tiers_.get()) ? std::optional(out) : std::nullopt;
 }
 
@@ -77,15 +82,15 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
 
 // Whether all present requests can stay until they finish, without a preemption.
 bool VllmEngine::has_room_for_all() const {
-  if (bursts_.on() || config_.speculation.tokens > 0)
+  if (!config_.mocker.accept_rates.empty() || config_.speculation.tokens > 0)
     return false;  // bursts and drafts take more blocks than their tokens
   std::uint64_t blocks = 0;
   const auto add = [&](RequestSlot id) {
-    const EngineRequest& request = requests_[id];
+    const EngineRequest& request = scheduler_->requests()[id];
     blocks += kv_->lacks(request, request.spec.prompt_tokens + expected_outputs(request));
   };
-  std::ranges::for_each(running_, add);
-  queues_.for_each(add);
+  std::ranges::for_each(scheduler_->running(), add);
+  scheduler_->waiting().for_each(add);
   return kv_->has_room(blocks, tiers_.get());
 }
 
@@ -97,11 +102,12 @@ std::int64_t VllmEngine::next_visible_ns() const {
 std::int64_t VllmEngine::finish_bound() const {
   if (idle() && !clock_.in_step) return kNever;
   if (pipeline_) return clock_.now_ns;  // batches in flight end one soon after the other
-  if (begins_in_order() && !polling_) return clock_.now_ns;
-  std::int64_t from_ns = polling_ && !clock_.in_step ? next_poll_ns() : clock_.now_ns;
-  if (from_ns == kNever || (polling_ && begins_in_order())) return from_ns;
-  if (!clock_.in_step && landing_wait_.on && !landing_wait_over()) {
-    from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
+  if (begins_in_order()) return is_polling() ? nap_until_ns() : clock_.now_ns;
+  std::int64_t from_ns = clock_.now_ns;
+  if (nap_.on) {
+    const std::int64_t until_ns = nap_until_ns();
+    if (is_polling() || until_ns != kNever) from_ns = until_ns;
+    if (from_ns == kNever) return from_ns;
   }
   if (may_fail_load()) return from_ns;
   // The step that is open may be the first of them.
@@ -128,7 +134,7 @@ std::int64_t VllmEngine::finish_bound() const {
   std::int64_t least_ns = kNever;
   const std::int64_t token_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
   const auto consider = [&](RequestSlot id, bool ends_prompt) {
-    const EngineRequest& request = requests_[id];
+    const EngineRequest& request = scheduler_->requests()[id];
     std::uint64_t steps = steps_to_finish(request);
     // The step that ends a prompt (or a recomputation) may take no time for its token.
     if (ends_prompt && !timing_.charges_first_token && --steps == 0) {
@@ -137,14 +143,19 @@ std::int64_t VllmEngine::finish_bound() const {
       least_ns = std::min(least_ns, after(steps, request.spec.max_tokens == 0 ? 0 : token_ns));
     }
   };
-  const auto prefills = [&](RequestSlot id) { return requests_[id].computed < requests_[id].spec.prompt_tokens; };
-  for (const RequestSlot id : running_) consider(id, prefills(id));
-  queues_.for_each([&](RequestSlot id) { consider(id, prefills(id)); });
+  const auto prefills = [&](RequestSlot id) {
+    return scheduler_->requests()[id].num_computed_tokens < scheduler_->requests()[id].spec.prompt_tokens;
+  };
+  for (const RequestSlot id : scheduler_->running()) consider(id, prefills(id));
+  scheduler_->waiting().for_each([&](RequestSlot id) { consider(id, prefills(id)); });
   // A step ahead, planned tokens count as computed, but are not yet.
   for (const Scheduled& turn : planned_.turns) {
-    if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);
+    if (scheduler_->live(turn) && turn.before < scheduler_->requests()[turn.slot].spec.prompt_tokens)
+      consider(turn.slot, true);
   }
-  if (parked_ > 0 || (loading_ > 0 && (!polls_ || offload_)) || least_ns == kNever) return from_ns;
+  if (scheduler_->counts().parked > 0 || (scheduler_->counts().loading > 0 && (!polls_ || offload_)) ||
+      least_ns == kNever)
+    return from_ns;
   return least_ns;
 }
 

@@ -64,6 +64,16 @@ class KvBackend {
 
   virtual ~KvBackend() = default;
 
+  // ── A schedule ──
+  virtual void begin_schedule() {}
+  // Release the blocks of the copies that the schedule has ordered; or give them up, to be released later.
+  virtual void end_schedule() {}
+  virtual std::vector<SlotId> end_schedule_later() { return {}; }
+  // Tokens that a request computes of `tokens` from `start` on.
+  virtual std::uint32_t split(const KvRequest&, std::uint32_t /*start*/, std::uint32_t tokens) const { return tokens; }
+  // Tokens of a hit that are computed again; a hit that is not longer counts for nothing.
+  virtual std::uint32_t replay() const noexcept { return 0; }
+
   // ── Admission ──
   // The longest cached prefix of at most `limit` tokens. Changes nothing.
   virtual KvHit find(KvRequest& request, std::uint32_t limit) = 0;
@@ -71,6 +81,10 @@ class KvBackend {
   virtual std::span<const SlotId> found(const KvHit& hit) const = 0;
   // Available blocks that room for `tokens` tokens, `hit` among them, would take.
   virtual std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) = 0;
+  // The same for the whole request, of `tokens` tokens.
+  virtual std::uint64_t whole_cost(const KvRequest&, const KvHit& hit, std::uint32_t tokens) {
+    return beyond(hit, tokens) + hit.unreferenced;
+  }
   // Blocks for `tokens` tokens, apart from those of the hit.
   virtual std::uint64_t beyond(const KvHit& hit, std::uint32_t tokens) const = 0;
   // Reference the hit of the last `find` and allocate room for `tokens` tokens, for a request that computes up to

@@ -23,10 +23,10 @@ enum class RequestStatus : std::uint8_t {
 // Fields that every step reads are adjacent, in the cache lines that `warm` prefetches.
 struct alignas(64) EngineRequest : KvRequest {
   RequestStatus status = RequestStatus::Waiting;
-  std::uint32_t computed = 0;  // known tokens (and tokens in flight) with KV, or with KV being computed
-  std::uint32_t ahead = 0;     // sampled, not yet received (asynchronous scheduling)
-  std::uint32_t drafts = 0;    // drafts to be verified
-  bool prefilling = false;     // its last entry of a batch did not reach the end of its tokens
+  std::uint32_t num_computed_tokens = 0;  // known tokens (and tokens in flight) with KV, or with KV being computed
+  std::uint32_t ahead = 0;                // sampled, not yet received (asynchronous scheduling)
+  std::uint32_t drafts = 0;               // drafts to be verified
+  bool prefilling = false;                // its last entry of a batch did not reach the end of its tokens
   TokenRuns tokens;
 
   RequestRecord record;           // filled in so far
@@ -51,7 +51,9 @@ struct alignas(64) EngineRequest : KvRequest {
   std::int64_t token_ns = 0;      // end of the last batch that samples a token of it
 
   // Its next token is the only one that has no KV.
-  bool decodes() const noexcept { return computed + 1 == known && computed >= spec.prompt_tokens && !tokens.empty(); }
+  bool decodes() const noexcept {
+    return num_computed_tokens + 1 == known && num_computed_tokens >= spec.prompt_tokens && !tokens.empty();
+  }
 
   void warm() const noexcept {  // one iteration ahead of its use
     const char* const first = reinterpret_cast<const char*>(this) + 64;

@@ -34,32 +34,35 @@ class VllmLockstep {
   // ── Connector ──
   const ConnectorParts& parts() const noexcept { return engine_.parts_; }
   OffloadConnector* offload() const noexcept { return engine_.offload_; }  // null: none
-  const KeptTables& kept() const noexcept { return engine_.left_.kept; }
-  bool has_ended() const noexcept { return engine_.has_ended_; }  // a request, since the last schedule
+  const KeptTables& kept() const noexcept { return engine_.scheduler_->left().kept; }
+  bool has_ended() const noexcept {
+    return engine_.scheduler_->counts().has_ended;
+  }  // a request, since the last schedule
   bool handoff_pending() const noexcept { return engine_.handoff_pending(); }
   bool offload_pending() const noexcept {
     const OffloadConnector* const offload = engine_.offload_;
     return offload != nullptr && (offload->has_jobs() || offload->has_ended_to_tell());
   }
-  std::uint64_t deferred_blocks() const noexcept { return engine_.left_.num_deferred(); }
+  std::uint64_t deferred_blocks() const noexcept { return engine_.scheduler_->left().num_deferred(); }
   // Aborted requests whose blocks are still to come.
   std::vector<RequestId> orphans() const {
     std::vector<RequestId> ids;
-    for (const auto& [id, kept] : engine_.left_.orphans) ids.push_back(id);
+    for (const auto& [id, kept] : engine_.scheduler_->left().orphans) ids.push_back(id);
     std::ranges::sort(ids);
     return ids;
   }
   // Waiting requests that hold blocks.
   std::vector<RequestId> holding() const {
     std::vector<RequestId> ids;
-    for (const RequestSlot slot : engine_.queues_.skipped().ids()) ids.push_back(engine_.requests_[slot].id);
+    for (const RequestSlot slot : engine_.scheduler_->waiting().skipped().ids())
+      ids.push_back(engine_.scheduler_->requests()[slot].id);
     return ids;
   }
   // Requests whose blocks are being loaded, in the order of the queues.
   std::vector<RequestId> loading() const {
     std::vector<RequestId> ids;
-    engine_.queues_.for_each([&](RequestSlot slot) {
-      const EngineRequest& request = engine_.requests_[slot];
+    engine_.scheduler_->waiting().for_each([&](RequestSlot slot) {
+      const EngineRequest& request = engine_.scheduler_->requests()[slot];
       if (request.status == RequestStatus::Loading) ids.push_back(request.id);
     });
     return ids;

@@ -36,7 +36,7 @@ Pipeline::Flight Pipeline::pop() {
 void VllmEngine::begin_pipelined_step(std::int64_t now_ns) {
   sync_to(now_ns);
   for (std::size_t fruitless = 0;;) {
-    const bool has_requests = !running_.empty() || num_waiting() > 0;
+    const bool has_requests = !scheduler_->running().empty() || num_waiting() > 0;
     if (has_requests && !pipeline_->full()) {
       const bool changed = schedule_in_pipeline(now_ns);
       fruitless = changed || pipeline_->computes() ? 0 : fruitless + 1;
@@ -60,23 +60,23 @@ void VllmEngine::begin_pipelined_step(std::int64_t now_ns) {
 // Returns whether the schedule changed anything. Asynchronously a request's next token is computed from one that is
 // still in flight: its batch begins when that has left the last stage.
 bool VllmEngine::schedule_in_pipeline(std::int64_t now_ns) {
-  const std::size_t preempted = log_.preempted.size();
+  const std::size_t preempted = scheduler_->log().preempted.size();
   const std::int64_t duration_ns = try_schedule(now_ns);
-  pipeline_->count_schedule();
-  Batch batch{log_.scheduled, load_, duration_ns};
+  Batch batch{scheduler_->log().scheduled, load_, duration_ns};
   const bool computes = !batch.empty();
   std::int64_t ready_ns = now_ns;
   if (computes) timing_.divide_ns(load_, capacity_tokens_, duration_ns, pipeline_->durations_ns());
-  for (const Scheduled& turn : log_.scheduled) ready_ns = std::max(ready_ns, requests_[turn.slot].token_ns);
+  for (const Scheduled& turn : scheduler_->log().scheduled)
+    ready_ns = std::max(ready_ns, scheduler_->requests()[turn.slot].token_ns);
   const std::int64_t end_ns = pipeline_->push(std::move(batch), ready_ns);
-  for (const Scheduled& turn : log_.scheduled) {
-    EngineRequest& request = requests_[turn.slot];
+  for (const Scheduled& turn : scheduler_->log().scheduled) {
+    EngineRequest& request = scheduler_->decoding().requests[turn.slot];
     ++request.in_flight;
     if (!turn.samples) continue;
     request.token_ns = end_ns;
-    if (config_.spaces_decodes) request.eligible_at = pipeline_->schedules() + config_.pipeline_parallel_size;
+    if (config_.spaces_decodes) request.eligible_at = scheduler_->counts().schedules + config_.pipeline_parallel_size;
   }
-  return computes || log_.preempted.size() > preempted;
+  return computes || scheduler_->log().preempted.size() > preempted;
 }
 
 }  // namespace understudy

@@ -27,8 +27,6 @@ class Pipeline {
   std::size_t depth() const noexcept { return depth_; }
   bool full() const noexcept { return queue_.size() >= depth_; }
   bool empty() const noexcept { return queue_.empty(); }
-  std::uint64_t schedules() const noexcept { return schedules_; }  // so far
-  void count_schedule() noexcept { ++schedules_; }
   // A batch with tokens is in flight.
   bool computes() const noexcept;
   const std::deque<Flight>& queue() const noexcept { return queue_; }  // the oldest first
@@ -45,7 +43,6 @@ class Pipeline {
   std::vector<std::int64_t> durations_ns_;
   std::vector<std::int64_t> free_ns_;  // by stage: the end of its last batch
   std::size_t depth_;
-  std::uint64_t schedules_ = 0;
 };
 
 }  // namespace understudy

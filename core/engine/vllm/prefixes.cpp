@@ -8,7 +8,8 @@ std::optional<std::string> VllmEngine::why_no_prefixes() const {
   if (!config_.enable_prefix_caching) return "without prefix caching nothing is left of a request";
   if (config_.kv_manager != KvManagerKind::Native) return "KVBM decides itself which blocks stay";
   if (grouped_ != nullptr) return "several KV cache groups are not supported yet";
-  if (connected_ || polls_) return "a connector (offload mode vllm, hand-offs) decides itself which blocks stay";
+  if (connector_->loads() || connector_->produces() || polls_)
+    return "a connector (offload mode vllm, hand-offs) decides itself which blocks stay";
   return std::nullopt;
 }
 
@@ -31,20 +32,20 @@ const Effects& VllmEngine::keep_prefix(const PrefixCall& call, std::int64_t now_
   clear_returned_effects();
   if (tiers_) tiers_->hub().run_until(now_ns);
   if (!clock_.in_step) skip_to(now_ns);
-  PrefixTotals& totals = held_.totals;
+  PrefixTotals& totals = scheduler_->held().totals;
   if (call.action == PrefixAction::Hold || call.action == PrefixAction::Unhold || call.action == PrefixAction::Drop) {
-    if (std::optional<KvRequest> held = held_.take(call.session, now_ns)) kv_->release(*held);
+    if (std::optional<KvRequest> held = scheduler_->held().take(call.session, now_ns)) kv_->release(*held);
   }
   if (call.action == PrefixAction::Hold) {
     KvRequest prefix = reference_prefix(call, now_ns);
     if (const std::size_t blocks = kv_->num_blocks(prefix); blocks > 0) {
-      held_.add(call.session, std::move(prefix), blocks, now_ns);
+      scheduler_->held().add(call.session, std::move(prefix), blocks, now_ns);
     }
   } else if (call.action == PrefixAction::Drop) {
     KvRequest prefix = reference_prefix(call, now_ns);
     if (kv_->holds(prefix)) {
       const std::uint32_t named = prefix.keyed;
-      prefix.keyed_before = std::min(named, blocks_for(call.kept_tokens));
+      prefix.keyed_before = std::min(named, (call.kept_tokens + config_.block_size - 1) / config_.block_size);
       kv_->withdraw(prefix, false);
       ++totals.drops;
       totals.dropped_blocks += named - prefix.keyed;
@@ -61,7 +62,7 @@ const Effects& VllmEngine::keep_prefix(const PrefixCall& call, std::int64_t now_
   }
   on_requests_changed();
   announcer_.show(now_ns);
-  sample(running_.size(), now_ns);
+  sample(scheduler_->running().size(), now_ns);
   return return_effects();
 }
 
@@ -69,28 +70,16 @@ const Effects& VllmEngine::keep_prefix(const PrefixCall& call, std::int64_t now_
 void VllmEngine::offload_prefix(const PrefixCall& call, std::int64_t now_ns) {
   KvRequest prefix = reference_prefix(call, now_ns);
   if (!kv_->holds(prefix)) return;
-  if (free_slots_.empty()) {
-    free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
-    requests_.emplace_back();
-  }
-  const RequestSlot slot = free_slots_.back();
+  const RequestSlot slot = scheduler_->spare_slot();
   const std::uint64_t before = tiers_->totals().offloaded_blocks;
   tiers_->copy_down(slot, now_ns, prefix.table,
                     std::span<const BlockIdentity>(prefix.blocks).first(prefix.table.size()));
   tiers_->hold_copied(slot);
   kv_->release(prefix);
   const std::uint64_t copied = tiers_->totals().offloaded_blocks - before;
-  if (copied > 0) ++held_.totals.offloads;
-  held_.totals.offloaded_blocks += copied;
+  if (copied > 0) ++scheduler_->held().totals.offloads;
+  scheduler_->held().totals.offloaded_blocks += copied;
   tiers_->hub().run_until(now_ns);
-}
-
-// A request lacks room: the oldest hold ends. False: there is none.
-bool VllmEngine::yield_hold(std::int64_t now_ns) {
-  std::optional<KvRequest> held = held_.take_oldest(now_ns);
-  if (!held) return false;
-  kv_->release(*held);
-  return true;
 }
 
 }  // namespace understudy

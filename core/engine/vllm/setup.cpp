@@ -314,11 +314,6 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
                                    : std::make_unique<WorkerTiers>(
                                          *site.tiers, store_, site.run != nullptr ? *site.run : *own_run_, site.name)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
-      // vLLM's own count of blocks has one more, and the watermark is taken of that.
-      watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
-      bursts_(config.mocker.accept_rates, config.mocker.burst_seed),
-      acceptance_(config.speculation.accept_rates, config.speculation.seed),
-      queues_(config_.policy, config_.preempted_first, requests_),
       fast_forwards_(site.fast_forward && !site.on_step),
       reports_batches_(site.reports_batches),
       observer_(site.on_step),
@@ -332,37 +327,13 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     throw Error(ErrorKind::ConfigError, "pipeline_parallel_size=", config_.pipeline_parallel_size,
                 " contradicts the times, which are those of ", timed, " stages");
   }
-  if (!config.groups.empty()) {
-    auto grouped = std::make_unique<GroupedBackend>(config_);
-    grouped_ = grouped.get();
-    kv_ = std::move(grouped);
-    if (tiers_ && !config.offload) grouped_->use_tiers(*tiers_);
-    if (!config.group_events) {
-      BlockStore* const host = config.offload || tiers_ ? &store_ : nullptr;
-      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges, host);
-      announcer_.read_from(*group_rows_);
-    }
-    const GroupLayout& layout = grouped_->layout();
-    if (config.block_size != layout.hash_block) {
-      throw Error(ErrorKind::ConfigError, "block_size ", config.block_size, " must be the groups' unit of hashing, ",
-                  layout.hash_block);
-    }
-    capacity_tokens_ = layout.capacity_tokens(config.num_gpu_blocks);
-  } else if (keeps_runs(config, site.tiers)) {
-    auto runs = std::make_unique<RunBackend>(config_, own_order(config) == PolicyKind::VllmAppend,
-                                             config.offload ? &store_ : nullptr);
-    run_rows_ = &runs->rows();
-    announcer_.read_from(runs->rows());
-    kv_ = std::move(runs);
-  } else if (config.kv_manager == KvManagerKind::Kvbm) {
-    kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
-  } else {
-    // Under vLLM's offload an evicted block was copied before, or is lost.
-    kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
-  }
-  connect(site);
+  make_kv(site);
+  onboarding_.emplace(config_, timing_, capacity_tokens_, tiers_.get(), grouped_);
+  connector_ = make_connector(site);
+  polls_ = connector_->polls();
+  scheduler_ = std::make_unique<Scheduler>(SchedulerParts{config_, *kv_, grouped_, tiers_.get(), *connector_,
+                                                          *onboarding_, planned_, token_log_, effects_, totals_});
   fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
-  accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();
   if (site.keeps_times) keep_times();
   if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
@@ -371,6 +342,38 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       announcer_.show(time_ns);
       sample_blocks(time_ns);
     });
+  }
+}
+
+// The cache of the device.
+void VllmEngine::make_kv(const EngineSite& site) {
+  if (!config_.groups.empty()) {
+    auto grouped = std::make_unique<GroupedBackend>(config_);
+    grouped_ = grouped.get();
+    kv_ = std::move(grouped);
+    if (tiers_ && !config_.offload) grouped_->use_tiers(*tiers_);
+    if (!config_.group_events) {
+      BlockStore* const host = config_.offload || tiers_ ? &store_ : nullptr;
+      group_rows_ = std::make_unique<GroupRows>(*grouped_, config_.event_ranges, host);
+      announcer_.read_from(*group_rows_);
+    }
+    const GroupLayout& layout = grouped_->layout();
+    if (config_.block_size != layout.hash_block) {
+      throw Error(ErrorKind::ConfigError, "block_size ", config_.block_size, " must be the groups' unit of hashing, ",
+                  layout.hash_block);
+    }
+    capacity_tokens_ = layout.capacity_tokens(config_.num_gpu_blocks);
+  } else if (keeps_runs(config_, site.tiers)) {
+    auto runs = std::make_unique<RunBackend>(config_, own_order(config_) == PolicyKind::VllmAppend,
+                                             config_.offload ? &store_ : nullptr);
+    run_rows_ = &runs->rows();
+    announcer_.read_from(runs->rows());
+    kv_ = std::move(runs);
+  } else if (config_.kv_manager == KvManagerKind::Kvbm) {
+    kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
+  } else {
+    // Under vLLM's offload an evicted block was copied before, or is lost.
+    kv_ = std::make_unique<NativeBackend>(config_, store_, config_.offload ? nullptr : tiers_.get());
   }
 }
 

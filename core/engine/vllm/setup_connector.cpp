@@ -58,15 +58,4 @@ std::unique_ptr<Connector> VllmEngine::make_connector(const EngineSite& site) {
   return connector;
 }
 
-void VllmEngine::connect(const EngineSite& site) {
-  connector_ = make_connector(site);
-  loads_ = connector_->loads();
-  polls_ = connector_->polls();
-  connected_ = loads_ || connector_->produces();
-  recomputes_ = !config_.transfer || config_.transfer->recomputes;
-  fenced_ = config_.async_scheduling && (config_.multi      ? config_.multi->consumes
-                                         : config_.transfer ? config_.transfer->consumes
-                                                            : loads_);
-}
-
 }  // namespace understudy

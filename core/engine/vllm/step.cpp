@@ -10,7 +10,7 @@
 namespace understudy {
 
 void VllmEngine::require_time(std::int64_t now_ns) const {
-  if (const std::int64_t here_ns = clock_.in_step || polling_ ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns) {
+  if (const std::int64_t here_ns = clock_.in_step || is_polling() ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns) {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", here_ns,
                 clock_.in_step ? ", when the step began" : ", to where the engine has come",
                 ": time never goes backwards");
@@ -25,7 +25,7 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
 }
 
 void VllmEngine::skip_to(std::int64_t time_ns) noexcept {
-  clock_.now_ns = polling_ ? poll_at(time_ns) : std::max(clock_.now_ns, time_ns);
+  clock_.now_ns = is_polling() ? poll_at(time_ns) : std::max(clock_.now_ns, time_ns);
   finish_bound_.reset();
 }
 
@@ -45,12 +45,12 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
 }
 
 void VllmEngine::report_batch() {
-  for (std::size_t i = 0; i < log_.admitted.size(); ++i) {
-    const RequestId id = log_.admitted[i];
+  for (std::size_t i = 0; i < scheduler_->log().admitted.size(); ++i) {
+    const RequestId id = scheduler_->log().admitted[i];
     const RequestRecord& record = request(id).record;
-    effects_.admitted.push_back({id, log_.cached[i], record.below_total, record.pulled_tokens});
+    effects_.admitted.push_back({id, scheduler_->log().cached[i], record.below_total, record.pulled_tokens});
   }
-  effects_.preempted = log_.preempted;
+  effects_.preempted = scheduler_->log().preempted;
   if (!clock_.in_step) return;
   for (const Scheduled& turn : batch()) effects_.batch_tokens += turn.tokens;
 }
@@ -69,35 +69,30 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
     if (only_polls(!late.empty())) return poll_idle(!late.empty(), now_ns);
     if (!found_work(now_ns)) return;
     if (!config_.async_scheduling) {
-      open_.output = std::exchange(polled_, {});
-      const std::int64_t flushed_ns = connector_->start_step(std::move(meta_), open_.output, now_ns) - now_ns;
+      ConnectorOrders& orders = scheduler_->orders();
+      open_.output = std::exchange(orders.output, {});
+      const std::int64_t flushed_ns = connector_->start_step(std::move(orders.meta), open_.output, now_ns) - now_ns;
       return open_step(now_ns, load_, duration_ns + flushed_ns);
     }
-    planned_ = {log_.scheduled, load_, duration_ns, std::move(meta_), std::exchange(polled_, {})};
+    planned_ = take_batch(duration_ns);
     if (observer_ && !planned_.empty()) {  // every schedule is reported, with both halves
       observer_(*this, false);
       observer_(*this, true);
-      log_.clear();
+      scheduler_->log().clear();
     }
   }
   if (planned_.duration_ns == Batch::kUnknown) {
     planned_.duration_ns = timing_.duration_ns(planned_.load, capacity_tokens_);
   }
   Batch behind;
-  if (!planned_.empty()) {
-    behind.duration_ns = try_schedule(now_ns);
-    behind.turns = log_.scheduled;
-    behind.load = load_;
-    behind.meta = std::move(meta_);
-    behind.output = std::exchange(polled_, {});
-  }
+  if (!planned_.empty()) behind = take_batch(try_schedule(now_ns));
   open_ = std::exchange(planned_, std::move(behind));
   open_.duration_ns += std::max(ready_ns, connector_->start_step(std::move(open_.meta), open_.output, now_ns)) - now_ns;
   open_step(now_ns, open_.load, open_.duration_ns);
 }
 
 const std::vector<Scheduled>& VllmEngine::batch() const noexcept {
-  return config_.async_scheduling || pipeline_ ? open_.turns : log_.scheduled;
+  return config_.async_scheduling || pipeline_ ? open_.turns : scheduler_->log().scheduled;
 }
 
 // Brings the engine to the begin of a step: transfers that end by then have landed.
@@ -108,16 +103,15 @@ void VllmEngine::sync_to(std::int64_t now_ns) {
       now_ns;  // also if no step begins because a policy throws: published events stay published
   finish_bound_.reset();
   read_input(now_ns);
-  landing_wait_ = {};
-  polling_ = false;
-  log_.clear();
-  // A retry must not see the transfers that the first attempt started.
-  const bool retries = failed_ && failed_->now_ns == now_ns;
-  if (!retries) failed_.reset();
-  if (tiers_ && !retries && !fast_forward_->has_begun(now_ns)) {
+  nap_ = {};
+  scheduler_->log().clear();
+  // A schedule that is continued must not see transfers that it started.
+  const bool continues = scheduler_->continues_at(now_ns);
+  if (!continues) scheduler_->forget_suspended();
+  if (tiers_ && !continues && !fast_forward_->has_begun(now_ns)) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
-    resume_loaded();
+    scheduler_->resume_loaded();
     if (offload_links_ && offload_links_->has_done()) report_offload(offload_links_->take_done(), now_ns);
     landings_noticed_ = tiers_->landings();
     announcer_.show(now_ns);
@@ -125,43 +119,63 @@ void VllmEngine::sync_to(std::int64_t now_ns) {
   fast_forward_->forget_begun();
 }
 
+// Decide on a batch, and return how long it takes.
 std::int64_t VllmEngine::try_schedule(std::int64_t now_ns) {
   announcer_.hold();
+  std::int64_t duration_ns = 0;
   try {
-    return schedule(now_ns);
+    scheduler_->schedule(now_ns);
+    measure();
+    duration_ns = timing_.duration_ns(load_, capacity_tokens_);
   } catch (...) {  // from a user-defined policy or timing model: no step begins
+    scheduler_->suspend(now_ns);
     announcer_.release(now_ns);
     throw;
   }
-}
-
-// Whether a step begins, after a schedule behind an empty queue; else the engine waits for a landing.
-bool VllmEngine::found_work(std::int64_t now_ns) {
-  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && planned_.empty();
-  const bool landings = tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
-  landing_wait_.on = nothing && landings && !idle();
-  if (landing_wait_.on) {
-    landing_wait_.released = tiers_->released();
-    clock_.now_ns = now_ns;
-    (void)connector_->start_step(std::move(meta_), planned_.output, now_ns);
-    announcer_.release(now_ns);
-    return false;
+  scheduler_->update_after_schedule(now_ns);
+  const StepLog& log = scheduler_->log();
+  if (grouped_ != nullptr && onboarding_->on() && log.scheduled.empty() && scheduler_->has_preempted() &&
+      tiers_->g1_references() > 0) {
+    released_before_ = tiers_->released();
   }
-  const bool stuck = nothing && admitting_ && !(running_.empty() && num_waiting() == 0) && !still_offloads();
-  if (!stuck) stuck_.reset();
-  if (stuck && !stuck_) stuck_ = kv_->available();
-  return true;
+  return duration_ns;
 }
 
-// Whether the last schedule only preempted while copies hold blocks of a device with groups. Until one of them lands a
-// request that preempted itself would do so again, at the same time if steps take none.
-bool VllmEngine::waits_for_copies() {
-  const std::optional<std::uint64_t> before = std::exchange(released_before_, std::nullopt);
-  if (!before || *before != tiers_->released() || tiers_->idle()) return false;
-  landing_wait_.on = true;
-  landing_wait_.released = *before;
-  fruitless_preemptions_ = 0;
-  return true;
+// The batch of the last schedule, with the connector's orders.
+Batch VllmEngine::take_batch(std::int64_t duration_ns) {
+  ConnectorOrders& orders = scheduler_->orders();
+  return {scheduler_->log().scheduled, load_, duration_ns, std::move(orders.meta), std::exchange(orders.output, {})};
+}
+
+// Measure the scheduled batch into load_.
+void VllmEngine::measure() {
+  load_.clear();
+  MockerLoad& load = load_.mocker;
+  const std::uint64_t window = timing_.model->window();
+  for (const Scheduled& turn : scheduler_->log().scheduled) {
+    const EngineRequest& request = scheduler_->requests()[turn.slot];
+    const std::uint32_t computed = request.num_computed_tokens;
+    const std::uint32_t prompt = request.spec.prompt_tokens;
+    if (computed < prompt) {
+      ++load.prefill_requests;
+      load.prefill_input_tokens += std::min(computed + turn.tokens, prompt);
+      load.prefill_cached_tokens += computed;
+    }
+    const std::uint32_t length = request.known + request.ahead;
+    const bool decodes = computed >= prompt || timing_.charges_first_token;
+    if (decodes && computed + turn.tokens >= length && request.spec.max_tokens > 0) {
+      ++load.decode_requests;
+      load.decode_context_tokens += length;
+    }
+    ++load_.requests;
+    load_.tokens += turn.tokens;
+    load_.drafts += turn.drafts;
+    if (computed < prompt || turn.tokens > 1 + turn.drafts) {
+      load_.chunks.push_back({turn.tokens, computed});
+    } else {
+      load_.add_decode(computed + turn.tokens, window, turn.drafts);
+    }
+  }
 }
 
 void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
@@ -171,10 +185,10 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   count_time(load, duration_ns);
   clock_.in_step = true;
   if (thrashing() && !stuck_) stuck_ = kv_->available();
-  landing_wait_.on = false;
+  nap_.on = false;
   clock_.now_ns = now_ns;
-  if (tiers_) announcer_.show(now_ns);  // blocks that were stored on the host
-  sample(running_.size(), now_ns);      // the schedules took blocks
+  if (tiers_) announcer_.show(now_ns);           // blocks that were stored on the host
+  sample(scheduler_->running().size(), now_ns);  // the schedules took blocks
   clock_.now_ns = now_ns + duration_ns;
   if (observer_) observer_(*this, false);
 }
@@ -227,13 +241,13 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   clock_.now_ns = end_ns;
   if (pipeline_) {  // the batch has left it
     for (const Scheduled& turn : open_.turns) {
-      if (live(turn)) --requests_[turn.slot].in_flight;
+      if (scheduler_->live(turn)) --scheduler_->decoding().requests[turn.slot].in_flight;
     }
   }
-  receive_tokens(batch(), end_ns);
+  scheduler_->update_from_output(batch(), end_ns);
   update_from_connector(std::exchange(open_.output, {}), end_ns);
   if (offload_links_) offload_after_step(end_ns);
-  sample(running_.size(), end_ns);
+  sample(scheduler_->running().size(), end_ns);
   close_step();
   if (observer_) {
     observer_(*this, true);
@@ -248,8 +262,8 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   sync_to(now_ns);
   const std::int64_t duration_ns = try_schedule(now_ns);
   if (!found_work(now_ns)) return;
-  Batch behind{log_.scheduled, load_, duration_ns, nullptr, std::exchange(polled_, {})};
-  (void)connector_->start_step(std::move(meta_), behind.output, now_ns);  // its worker runs with the schedule
+  Batch behind = take_batch(duration_ns);
+  (void)connector_->start_step(std::move(behind.meta), behind.output, now_ns);  // its worker runs with the schedule
   open_ = std::exchange(planned_, std::move(behind));
   open_step(now_ns, {}, 0);
 }
@@ -271,7 +285,7 @@ const Effects& VllmEngine::advance(std::int64_t until_ns, const AdvanceOptions& 
 }
 
 void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
-  if (!admitting_) throw Error(ErrorKind::WrongState, "advance while admission is off: step instead");
+  if (!scheduler_->is_admitting()) throw Error(ErrorKind::WrongState, "advance while admission is off: step instead");
   for (std::uint32_t rounds = 1;; ++rounds) {
     if (rounds % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(effects_);
     const std::size_t finished = effects_.finished.size();
@@ -280,22 +294,7 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
       finish_step(clock_.now_ns);
     } else {
       if (clock_.now_ns >= until_ns || rests() || stuck_) return;
-      if (polling_) {
-        const std::int64_t next_ns = next_poll_ns();
-        if (next_ns >= until_ns) return;
-        clock_.now_ns = next_ns;
-      }
-      if (landing_wait_.on && !landing_wait_over()) {
-        const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
-        if (wake && *wake > until_ns) return;
-        if (wake) {
-          clock_.now_ns = std::max(clock_.now_ns, *wake);  // also if a policy throws: transfers have come that far
-          tiers_->hub().run_until(*wake);
-          notice_landings(clock_.now_ns);
-          if (!landing_wait_over()) continue;
-        }
-        if (clock_.now_ns >= until_ns) return;
-      }
+      if (nap_.on && !wake_up(until_ns)) return;
       const std::optional<StepReason> reason = why_step();
       const bool possible = !reason;
       if (possible && config_.check) check_state();

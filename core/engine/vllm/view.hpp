@@ -16,31 +16,37 @@ class VllmView {
   explicit VllmView(const VllmEngine& engine) noexcept : engine_(engine) {}
 
   // ── Requests ──
-  std::uint64_t num_submitted() const noexcept { return engine_.num_submitted_; }
-  bool has(RequestId id) const { return engine_.slots_.contains(id); }
+  std::uint64_t num_submitted() const noexcept { return engine_.scheduler_->counts().submitted; }
+  bool has(RequestId id) const { return engine_.scheduler_->slots().contains(id); }
   std::vector<RequestId> running() const {
     std::vector<RequestId> ids;
-    for (const RequestSlot slot : engine_.running_) ids.push_back(engine_.requests_[slot].id);
+    for (const RequestSlot slot : engine_.scheduler_->running()) ids.push_back(engine_.scheduler_->requests()[slot].id);
     return ids;
   }
-  std::span<const RequestSlot> running_slots() const noexcept { return engine_.running_; }
+  std::span<const RequestSlot> running_slots() const noexcept { return engine_.scheduler_->running(); }
   std::vector<RequestId> waiting(std::size_t count) const { return engine_.waiting(count); }  // the first `count`
   std::size_t num_waiting() const noexcept { return engine_.num_waiting(); }
-  std::size_t num_slots() const noexcept { return engine_.requests_.size(); }  // the most requests at one time
+  std::size_t num_slots() const noexcept {
+    return engine_.scheduler_->requests().size();
+  }  // the most requests at one time
   std::size_t steps_kept() const noexcept { return engine_.token_log_.steps_kept(); }
-  std::size_t parked() const noexcept { return engine_.parked_; }  // requests whose blocks are being loaded
-  std::int64_t room_wait_ns(RequestId id) const { return engine_.tiers_->waited_ns(engine_.slots_.at(id)); }
+  std::size_t parked() const noexcept {
+    return engine_.scheduler_->counts().parked;
+  }  // requests whose blocks are being loaded
+  std::int64_t room_wait_ns(RequestId id) const {
+    return engine_.tiers_->waited_ns(engine_.scheduler_->slots().at(id));
+  }
   FetchStages fetch_stages() const { return engine_.fetch_stages(); }
 
   // ── Steps ──
   std::int64_t now_ns() const noexcept { return engine_.clock_.now_ns; }  // the end of the open step, else a begin
   bool stuck() const noexcept { return engine_.stuck_.has_value(); }
-  bool asleep() const noexcept { return engine_.landing_wait_.on; }
-  const StepLog& log() const noexcept { return engine_.log_; }
+  bool asleep() const noexcept { return engine_.is_asleep(); }
+  const StepLog& log() const noexcept { return engine_.scheduler_->log(); }
   const std::vector<Scheduled>& batch() const noexcept { return engine_.batch(); }  // of the open step
   const EngineTotals& totals() const noexcept { return engine_.totals_; }
   // Accepted drafts by position, out of those verified.
-  const std::vector<std::uint64_t>& accepted_at() const noexcept { return engine_.accepted_at_; }
+  const std::vector<std::uint64_t>& accepted_at() const noexcept { return engine_.scheduler_->accepted_at(); }
   std::span<const std::uint64_t, kNumStepReasons> stepped() const noexcept { return engine_.stepped_; }
 
   // ── Blocks ──

@@ -27,16 +27,16 @@ void VllmEngine::add_sample(std::int64_t time_ns, std::uint32_t running, std::ui
         static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
                                    (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
-  sample.kept_blocks = static_cast<std::uint32_t>(left_.kept.num_blocks());
+  sample.kept_blocks = static_cast<std::uint32_t>(scheduler_->left().kept.num_blocks());
   token_log_.add_sample(sample);
   if (grouped_ != nullptr) grouped_->sample(time_ns);
 }
 
 std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
   std::vector<RequestId> ids;
-  (void)queues_.any_of([&](RequestSlot slot) {
+  (void)scheduler_->waiting().any_of([&](RequestSlot slot) {
     if (ids.size() == count) return true;
-    ids.push_back(requests_[slot].id);
+    ids.push_back(scheduler_->requests()[slot].id);
     return false;
   });
   return ids;
@@ -46,23 +46,20 @@ Phase VllmEngine::phase() const {
   if (stuck_) return Phase::Stalled;
   if (clock_.in_step) return Phase::InStep;
   if (rests() && config_.lockstep_ns == 0) return Phase::Idle;
-  if (polling_) return next_poll_ns() == kNever ? Phase::Asleep : Phase::Ready;
-  return landing_wait_.on ? Phase::Asleep : Phase::Ready;
+  return nap_.on && !(nap_.polls && nap_until_ns() != kNever) ? Phase::Asleep : Phase::Ready;
 }
 
 std::int64_t VllmEngine::wake_ns() const {
   if (clock_.in_step) return clock_.now_ns;
   if (stuck_ || (rests() && config_.lockstep_ns == 0)) return kNever;
-  if (polling_) return next_poll_ns();
-  if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
-  return clock_.now_ns;
+  return nap_.on ? nap_until_ns() : clock_.now_ns;
 }
 
 Stall VllmEngine::stall() const {
   Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, clock_.begun_ns};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
-  const auto holds = [&](RequestSlot id) { return kv_->holds(requests_[id]); };
-  if (!offload_ || !std::ranges::any_of(queues_.skipped().ids(), holds)) return stall;
+  const auto holds = [&](RequestSlot id) { return kv_->holds(scheduler_->requests()[id]); };
+  if (!offload_ || !std::ranges::any_of(scheduler_->waiting().skipped().ids(), holds)) return stall;
   if (!config_.offload->holders_first) {
     stall.note =
         "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
@@ -85,10 +82,10 @@ EngineSnapshot VllmEngine::snapshot() const {
   EngineSnapshot now;
   now.phase = phase();
   now.wake_ns = wake_ns();
-  now.running = running_.size();
+  now.running = scheduler_->running().size();
   now.waiting = num_waiting();
-  now.loading = parked_ + loading_;
-  now.parked = parked_;
+  now.loading = scheduler_->counts().parked + scheduler_->counts().loading;
+  now.parked = scheduler_->counts().parked;
   now.free_blocks = m.reset_blocks;
   now.cached_blocks = m.inactive_blocks;
   now.active_blocks = m.total_blocks - m.reset_blocks - m.inactive_blocks;
@@ -188,78 +185,83 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   StateDigest out;
   auto& [clock, running, waiting, planned, counts, totals, cached] = out.values;
   clock = static_cast<std::uint64_t>(clock_.now_ns);
-  for (const RequestSlot slot : running_) {
-    const EngineRequest& r = requests_[slot];
-    running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, kv_->num_blocks(r), r.record.preemptions);
+  for (const RequestSlot slot : scheduler_->running()) {
+    const EngineRequest& r = scheduler_->requests()[slot];
+    running =
+        mix(running, r.id, r.num_computed_tokens, r.known, r.ahead, r.keyed, kv_->num_blocks(r), r.record.preemptions);
   }
   // With tiers a request joins the queue when a landing is noticed: its place is not that of a step's end.
-  queues_.for_each([&, &order = waiting](RequestSlot slot) {
+  scheduler_->waiting().for_each([&, &order = waiting](RequestSlot slot) {
     if (std::ranges::find(unread_, slot) != unread_.end()) return;
-    const EngineRequest& r = requests_[slot];
+    const EngineRequest& r = scheduler_->requests()[slot];
     const std::uint64_t hash = mix(0, r.id, r.known, r.record.preemptions);
     order = tiers_ ? order + hash : mix(order, hash);
   });
-  for (const auto& [id, slot] : slots_) {
-    const EngineRequest& r = requests_[slot];
+  for (const auto& [id, slot] : scheduler_->slots()) {
+    const EngineRequest& r = scheduler_->requests()[slot];
     if (r.status == RequestStatus::Parked) waiting += mix(0, id, r.known, r.record.preemptions);
   }
   for (const Scheduled& turn : planned_.turns) {
-    if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
+    if (scheduler_->live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
   }
   for (std::size_t i = 0; pipeline_ && i < pipeline_->queue().size(); ++i) {
     const auto& [batch, end_ns] = pipeline_->queue()[i];
     planned = mix(planned, end_ns);
     for (const Scheduled& turn : batch.turns) {
-      if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
+      if (scheduler_->live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
     }
   }
   const PoolMetrics m = kv_->metrics();
   counts =
       mix(0, m.reset_blocks, m.inactive_blocks, m.active_references, m.mutable_blocks, m.evictions, m.registrations);
-  if (grouped_ != nullptr) counts = mix(counts, grouped_->digest(running_));
+  if (grouped_ != nullptr) counts = mix(counts, grouped_->digest(scheduler_->running()));
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
   for (const std::uint64_t name : kv_->contents()) cached += mix(0, name);
   return out;
 }
 
+// Device blocks that are not in the tables of running requests.
+std::uint64_t VllmEngine::blocks_behind() const {
+  std::uint64_t references = scheduler_->left().references();
+  scheduler_->waiting().for_each(
+      [&](RequestSlot slot) { references += kv_->num_blocks(scheduler_->requests()[slot]); });
+  return references;
+}
+
 // Check that every request is in one place, and that requests reference exactly the blocks that the store has handed
 // out. O(requests); without `whole`, lower tiers are checked only where they changed.
 void VllmEngine::check_counts(bool whole) const {
-  if (running_.size() + num_waiting() + parked_ != slots_.size() ||
-      slots_.size() + free_slots_.size() != requests_.size()) {
-    throw Error(ErrorKind::InvariantViolated, "of ", slots_.size(), " requests in ", requests_.size(), " slots ",
-                running_.size(), " run, ", num_waiting(), " wait and ", parked_, " are being loaded; ",
-                free_slots_.size(), " slots are free");
-  }
-  if (tiers_ && parked_ != tiers_->parked()) {
-    throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
-                tiers_->parked());
+  scheduler_->check();
+  if (tiers_ && scheduler_->counts().parked != tiers_->parked()) {
+    throw Error(ErrorKind::InvariantViolated, scheduler_->counts().parked,
+                " requests are being loaded, the tiers know of ", tiers_->parked());
   }
   if (grouped_ != nullptr) {
-    std::vector<RequestSlot> holders = running_;
-    queues_.for_each([&](RequestSlot slot) {
-      if (kv_->holds(requests_[slot])) holders.push_back(slot);
+    std::vector<RequestSlot> holders = scheduler_->running();
+    scheduler_->waiting().for_each([&](RequestSlot slot) {
+      if (kv_->holds(scheduler_->requests()[slot])) holders.push_back(slot);
     });
     if (offload_ && whole) offload_->check();
-    if (!tiers_ || offload_) return grouped_->check(holders, left_.references());
+    if (!tiers_ || offload_) return grouped_->check(holders, scheduler_->left().references());
     tiers_->check();
     if (own_run_) own_run_->check(whole);
-    return grouped_->check(holders, left_.references() + tiers_->g1_references());
+    return grouped_->check(holders, scheduler_->left().references() + tiers_->g1_references());
   }
-  std::uint64_t references = held_.blocks();
-  for (const RequestSlot id : running_) {
-    const EngineRequest& r = requests_[id];
+  std::uint64_t references = scheduler_->held().blocks();
+  for (const RequestSlot id : scheduler_->running()) {
+    const EngineRequest& r = scheduler_->requests()[id];
     const std::size_t blocks = kv_->num_blocks(r);
     references += blocks;
-    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > blocks ||
-        blocks_for(r.computed) > blocks) {
+    if (r.status != RequestStatus::Running || r.num_computed_tokens > r.known + r.ahead || r.keyed > blocks ||
+        (r.num_computed_tokens + config_.block_size - 1) / config_.block_size > blocks) {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
-  if (loads_ || parts_.sender) references += check_offload();
+  if (connector_->loads() || parts_.sender) references += blocks_behind();
   if (offload_ && whole) offload_->check();  // every chunk of its host
-  if (!loads_ && queues_.any_of([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) {
+  const auto holds = [this](RequestSlot slot) { return kv_->holds(scheduler_->requests()[slot]); };
+  if (!connector_->loads() && scheduler_->waiting().any_of(holds)) {
     throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_ && !offload_) {  // else the host is the connector's

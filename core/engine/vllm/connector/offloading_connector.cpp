@@ -19,7 +19,7 @@ std::unique_ptr<ConnectorMetadata> OffloadingConnector::build_connector_meta(std
 }
 
 bool OffloadingConnector::request_finished(EngineRequest& request, bool aborted, std::int64_t now_ns) {
-  scheduler_->ended(request, request.computed, aborted, now_ns);
+  scheduler_->ended(request, request.num_computed_tokens, aborted, now_ns);
   return false;  // its stores read the blocks where they are, and are flushed when these are handed out
 }
 

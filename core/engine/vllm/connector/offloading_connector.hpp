@@ -44,7 +44,7 @@ class OffloadingConnector final : public Connector {
                                 std::int64_t now_ns) override;
   void handle_preemption(const EngineRequest& request) override { scheduler_->preempted(request); }
   void on_scheduled(const ScheduledEntry& entry) override {
-    scheduler_->scheduled(entry.request, entry.request.computed, entry.admitted, entry.resumed);
+    scheduler_->scheduled(entry.request, entry.request.num_computed_tokens, entry.admitted, entry.resumed);
   }
   std::unique_ptr<ConnectorMetadata> build_connector_meta(std::int64_t now_ns) override;
   bool request_finished(EngineRequest& request, bool aborted, std::int64_t now_ns) override;

@@ -38,18 +38,18 @@ class GroupedBackend final : public KvBackend {
   const GroupLayout& layout() const noexcept { return layout_; }
 
   // ── One schedule ──
-  void begin_schedule();
+  void begin_schedule() override;
   // Release the blocks of the copies that the schedule has ordered.
-  void end_schedule();
+  void end_schedule() override;
   // Tokens that a request computes of `tokens` from `start` on: states are kept only at certain positions.
-  std::uint32_t split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const;
+  std::uint32_t split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const override;
   // Tokens of a hit that are computed again; a hit that is not longer counts for nothing.
-  std::uint32_t replay() const noexcept { return layout_.replay; }
+  std::uint32_t replay() const noexcept override { return layout_.replay; }
 
   KvHit find(KvRequest& request, std::uint32_t limit) override;
   std::span<const SlotId> found(const KvHit&) const override;
   // Blocks for the whole request of `tokens` tokens, with those of its groups that are limited.
-  std::uint64_t whole_cost(const KvRequest& request, const KvHit& hit, std::uint32_t tokens);
+  std::uint64_t whole_cost(const KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
   std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
   std::uint64_t beyond(const KvHit& hit, std::uint32_t tokens) const override;
   Room place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
@@ -143,7 +143,7 @@ class GroupedBackend final : public KvBackend {
     for (const Copy& copy : ordered_) visit(copy.to);
   }
   // Like end_schedule, but the blocks are returned, in order, for a later release.
-  std::vector<SlotId> end_schedule_later();
+  std::vector<SlotId> end_schedule_later() override;
 
   // ── Fast-forward: decode steps of a request, whose next token is at `position` ──
   // Whether nothing is pending that a decode step would change by itself.
