@@ -61,7 +61,7 @@ help:
 	@echo 'make exact-sglang the same with SGLang $(SGLANG), in eight families'
 	@echo 'make release      the drill for a new release: make release VLLM=0.34.0 records it, compares it with the profile of $(OLD) and writes docs/releases'
 	@echo 'make sanitize     run the test suite against a core under ASan and UBSan, and a leak check'
-	@echo 'make interop      feed our events to Dynamo'"'"'s own router, in a separate environment'
+	@echo 'make interop      feed our events to Dynamo'"'"'s own router, and run SGLang'"'"'s router in front of our servers'
 	@echo 'make clang        compile the core with clang, warnings as errors (CLANG=clang++-16 names another one)'
 	@echo 'make mutants      insert one-line faults into the core, each of which a test must detect (one build, then seconds each)'
 	@echo 'make bench        run the benchmark of the block manager against a peer in the same run'
@@ -134,8 +134,9 @@ sanitize-again: .venv-sanitize/installed
 	$(SANITIZED) --hypothesis-profile=sanitize --last-failed --last-failed-no-failures none -v $(SANITIZE_TESTS)
 
 # Dynamo pins other versions of packages: its environment sees ours, but ours does not see Dynamo.
-interop: .venv/installed-dev .venv-interop/installed
+interop: .venv/installed-dev .venv-interop/installed .venv-sglang-router/installed
 	DYN_LOG=error .venv-interop/bin/python -m pytest -p no:cacheprovider tests/interop
+	$(BIN)/python tests/server/sglang_clients.py --router .venv-sglang-router/bin/python
 
 # Tests use the GCC build; this target checks that clang (14 or newer) compiles the core too.
 clang: .venv/created
@@ -273,6 +274,13 @@ clean:
 	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
 	@$(@D)/bin/python $(PIP_INSTALL) --no-deps sglang==$(SGLANG)
 	@$(@D)/bin/python $(PIP_INSTALL) -r tests/exact/sglang_needs.txt datasets sglang-router==0.3.2
+	@touch $@
+
+# SGLang's router alone.
+.venv-sglang-router/installed: Makefile
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) sglang-router==0.3.2
 	@touch $@
 
 .venv-guidellm/installed:

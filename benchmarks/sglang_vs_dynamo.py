@@ -5,7 +5,8 @@
 Each run is a process of its own with one thread. It first replays ten rows, which imports what is imported on use, then
 the trace. Numbers are medians: CPU seconds from opening the file to the finished report, and the peak memory of the
 process. 4 workers, round robin, pages of 64 tokens (2^20 tokens of KV cache), polynomial timing. Also: pages of one
-token, and 64 workers with the KV router next to vLLM's.
+token, 64 workers with the KV router next to vLLM's, and two prefill and two decode workers (round robin, links without
+a limit) next to Dynamo's and to vLLM's.
 """
 
 from __future__ import annotations
@@ -63,13 +64,58 @@ print(json.dumps({
 }))
 """
 
+OURS_SPLIT = """
+import json, resource, sys, time
+import understudy as us
+from understudy.run.disaggregation import Disaggregation
+first_rows, trace, kind = sys.argv[1:4]
+make = us.SglangConfig if kind == "sglang" else us.VllmConfig
+engine = make(block_size=64, num_gpu_blocks=2**20 // 64)
+split = Disaggregation(prefill_workers=2, decode_workers=2)
+us.replay(first_rows, engine, disaggregation=split)
+start = time.process_time()
+report = us.replay(trace, engine, disaggregation=split)
+seconds = time.process_time() - start
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
+    "hit": report.prefix_hit_ratio.first_admission, "completed": report.requests.completed,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+THEIRS_SPLIT = """
+import json, resource, sys, time
+import dynamo.replay
+first_rows, trace = sys.argv[1], sys.argv[2]
+def args(role):
+    return {"engine": {"backend": "sglang", "block_size": 64, "worker_type": role}}
+options = dict(prefill_engine_args=args("prefill"), decode_engine_args=args("decode"),
+    num_prefill_workers=2, num_decode_workers=2, router_mode="round_robin", trace_block_size=512)
+dynamo.replay.run_trace_replay([first_rows], **options)
+start = time.process_time()
+report = dynamo.replay.run_trace_replay([trace], **options)
+seconds = time.process_time() - start
+summary = report if isinstance(report, dict) else report.summary
+if not isinstance(summary, dict):
+    summary = vars(summary)
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": summary["mean_ttft_ms"], "itl_ms": summary["mean_itl_ms"],
+    "e2e_ms": summary["mean_e2e_latency_ms"], "hit": summary["prefix_cache_reused_ratio"],
+    "completed": summary["completed_requests"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
 PAGE_64, PAGE_1 = "SGLang, 4 workers, page size 64", "SGLang, 4 workers, page size 1"
 DYNAMO = "Dynamo 1.6.1's SGLang, 4 workers, page size 64"
 MANY, MANY_VLLM = "SGLang, 64 workers, KV router, page size 64", "vLLM, 64 workers, KV router, block size 64"
 
+SPLIT, DYNAMO_SPLIT = "SGLang, 2P + 2D, page size 64", "Dynamo 1.6.1's SGLang, 2P + 2D, page size 64"
+VLLM_SPLIT = "vLLM, 2P + 2D, block size 64"
+
 
 def main() -> int:
-    """Run all five kinds `--repeat` times, interleaved, and print medians and ratios."""
+    """Run all eight kinds `--repeat` times, interleaved, and print medians and ratios."""
     args = read_arguments(__doc__)
     peer = [str(peer_python(args.peer_venv)), "-c", THEIRS]
     us = [sys.executable, "-c", OURS]
@@ -84,6 +130,9 @@ def main() -> int:
             PAGE_1: [*us, *files, "sglang", "round_robin", "1", "4"],
             MANY: [*us, *files, "sglang", "kv", "64", "64"],
             MANY_VLLM: [*us, *files, "vllm", "kv", "64", "64"],
+            SPLIT: [sys.executable, "-c", OURS_SPLIT, *files, "sglang"],
+            DYNAMO_SPLIT: [*peer[:2], THEIRS_SPLIT, *files],
+            VLLM_SPLIT: [sys.executable, "-c", OURS_SPLIT, *files, "vllm"],
         }
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
         for _ in range(args.repeat):
@@ -108,8 +157,9 @@ def describe(numbers: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
         }
         for name, run in numbers.items()
     }
-    rows[PAGE_64]["Dynamo's time / ours"] = rows[DYNAMO]["time"] / rows[PAGE_64]["time"]
-    for name, base in ((PAGE_1, PAGE_64), (MANY, MANY_VLLM)):
+    for name, theirs in ((PAGE_64, DYNAMO), (SPLIT, DYNAMO_SPLIT)):
+        rows[name]["Dynamo's time / ours"] = rows[theirs]["time"] / rows[name]["time"]
+    for name, base in ((PAGE_1, PAGE_64), (MANY, MANY_VLLM), (SPLIT, VLLM_SPLIT)):
         rows[name]["time of page size 64, or of vLLM"] = rows[name]["time"] / rows[base]["time"]
     return rows
 

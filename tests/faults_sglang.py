@@ -9,6 +9,8 @@ POOLS = "tests/replay/test_sglang_disaggregation.py"
 SIDE = "core/engine/sglang/decode_side.cpp"
 PREFILL_SIDE = "core/engine/sglang/prefill_side.cpp"
 NET = "core/engine/sglang/push_net.cpp"
+FAR = "core/engine/sglang/push_far.cpp"
+PAIR = "tests/server/test_push.py"
 SGLANG_MUTANTS = [
     Mutant(
         "a match ends behind less than a window",
@@ -181,8 +183,8 @@ SGLANG_MUTANTS = [
     Mutant(
         "a decode worker is not told of a failure on the other side",
         NET,
-        "if (side == kPrefill) mark_failed(transfer, kDecode, now_ns);",
-        "if (side == kPrefill && !FAULT) mark_failed(transfer, kDecode, now_ns);",
+        "if (side == kPrefill) mark_failed(id, transfer, kDecode, now_ns);",
+        "if (side == kPrefill && !FAULT) mark_failed(id, transfer, kDecode, now_ns);",
         POOLS,
     ),
     Mutant(
@@ -191,5 +193,33 @@ SGLANG_MUTANTS = [
         "return !port_ || port_->next_ns() > now_ns_;",
         "return FAULT || !port_ || port_->next_ns() > now_ns_;",
         POOLS,
+    ),
+    Mutant(
+        "a decode server goes on before its prefill server is found",
+        FAR,
+        "if (!connected) transfer.ready_ns = kNever;",
+        "if (!connected && !FAULT) transfer.ready_ns = kNever;",
+        PAIR,
+    ),
+    Mutant(
+        "a live prefill server waits for ever for memory",
+        FAR,
+        "if (kind == 0) return transfer.offered_ns == kNever &&",
+        "if (kind == 0) return !FAULT && transfer.offered_ns == kNever &&",
+        PAIR,
+    ),
+    Mutant(
+        "requests of a prefill server that is lost go on",
+        FAR,
+        "if (other != far || transfer.done_ns != kNever) continue;",
+        "if (FAULT || other != far || transfer.done_ns != kNever) continue;",
+        PAIR,
+    ),
+    Mutant(
+        "a killed engine leaves the other side waiting",
+        FAR,
+        "if (transfer.done_ns == kNever) mark_failed(id, transfer, other, now_ns);",
+        "if (transfer.done_ns == kNever && !FAULT) mark_failed(id, transfer, other, now_ns);",
+        PAIR,
     ),
 ]

@@ -17,6 +17,7 @@
 namespace understudy {
 
 void bind_disaggregation(nb::module_& m);
+void bind_push_net(nb::module_& m);
 
 namespace {
 
@@ -85,10 +86,14 @@ void bind_live_net(nb::module_& m) {
           },
           nb::kw_only(), "produces"_a, "consumes"_a, "far"_a = false, "Add a worker and return its number.")
       .def(
-          "run_until", [](LiveNet& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
+          "run_until", [](LiveNet& self, std::int64_t now_ns) { self.run_until(now_ns); }, "now_ns"_a,
           "Finish the transfers that end by then.")
       .def_prop_ro(
-          "next_wake_ns", [](LiveNet& self) { return self.hub().next_wake_ns(); }, "When a transfer next ends.")
+          "next_wake_ns", [](LiveNet& self) { return self.next_wake_ns(); },
+          "When a transfer next ends, or a side stops to wait for the other.")
+      .def_prop_ro(
+          "pushes", [](LiveNet& self) -> PushNet& { return self.pushes(); }, nb::rv_policy::reference_internal,
+          "KV that prefill servers push, as SGLang's.")
       .def(
           "take_reached", [](LiveNet& self) { return self.net().take_reached(); },
           "Workers for which something has arrived since the last call.")
@@ -185,6 +190,7 @@ void bind_disaggregation(nb::module_& m) {
       .add("fixed_ns", &HandOffLinks::fixed_ns)
       .add("bytes_per_block", &HandOffLinks::bytes_per_block, std::uint64_t{1} << 38)
       .bind(links);
+  bind_push_net(m);
   bind_live_net(m);
   nb::class_<Disaggregation> pools(m, "Disaggregation", "How requests are divided between prefill and decode pools.");
   Fields<Disaggregation>()

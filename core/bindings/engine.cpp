@@ -35,6 +35,7 @@ std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming
   site.name = name;
   site.reports_batches = true;
   site.net = net == nullptr ? nullptr : &net->net();
+  site.pushes = net == nullptr || !config.pushes() ? nullptr : &net->pushes();
   site.worker = worker;
   auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::shared_ptr<Engine>(config.make(site)); });
   if (run != nullptr) run->keep(engine);

@@ -3197,6 +3197,48 @@ class HandOffLinks:
 
     FIELDS: tuple[str, ...]
 
+class PushNet:
+    """KV that prefill servers push to decode servers of other processes."""
+
+    def set_limits(self, *, boot_ns: int, wait_ns: int, drain_ns: int) -> None:
+        """
+        Set how long a prefill side waits for memory, and a decode side for KV and for an acknowledgement.
+        """
+
+    def set_far(self, worker: int) -> None:
+        """Turn notices to a worker into messages."""
+
+    def open(self, request: int, worker: int, *, prefills: bool, far: int | None = None, connected: bool = True, now_ns: int) -> None:
+        """
+        Open a request whose other side is in another process, before the engine gets it.
+        """
+
+    def open_alone(self, request: int, worker: int, *, prefills: bool) -> None:
+        """Open a request whose KV moves nowhere."""
+
+    def connect(self, request: int, now_ns: int) -> None:
+        """Let a decode side go on: its peer is connected."""
+
+    def receive(self, request: int, news: str, worker: int, prefix: int, now_ns: int) -> None:
+        """
+        Receive a message of a far worker; one about an unknown request is ignored.
+        """
+
+    def lose(self, worker: int, now_ns: int) -> None:
+        """Fail the requests of a far worker that is lost."""
+
+    def abandon(self, worker: int, now_ns: int) -> None:
+        """Fail the requests of a worker whose engine died."""
+
+    def leave(self, request: int, *, prefills: bool, now_ns: int) -> None:
+        """Forget a request that the engine refused."""
+
+    def take_messages(self) -> list[tuple[int, str, int, int]]:
+        """Take the messages to far workers: (worker, news, request, prefix)."""
+
+    def take_forgotten(self) -> list[int]:
+        """Take the requests that no message names any more."""
+
 class LiveNet:
     """
     Hand-offs between the engines of a process, and workers of others that are far.
@@ -3212,7 +3254,11 @@ class LiveNet:
 
     @property
     def next_wake_ns(self) -> int | None:
-        """When a transfer next ends."""
+        """When a transfer next ends, or a side stops to wait for the other."""
+
+    @property
+    def pushes(self) -> PushNet:
+        """KV that prefill servers push, as SGLang's."""
 
     def take_reached(self) -> list[int]:
         """Workers for which something has arrived since the last call."""

@@ -61,11 +61,11 @@ def ask(port: int, path: str, body: dict[str, object]) -> dict[str, object]:
     return answer
 
 
-def wait_until_routed(port: int) -> None:
+def wait_until_routed(port: int, path: str = "/readiness") -> None:
     """Wait until the router has registered its workers."""
     for _ in range(240):
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=10).read()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10).read()
         except OSError:  # an HTTPError is one
             time.sleep(0.5)
         else:
@@ -76,7 +76,7 @@ def wait_until_routed(port: int) -> None:
 def route(target: Target, python: Path, policy: str) -> None:
     """Send requests through SGLang's router to the workers of a fleet."""
     port = free_port()
-    command = next(line for line in documented("sglang") if "launch_router" in line)
+    command = next(line for line in documented("sglang") if "--worker-urls" in line)
     words = command.partition(" --policy")[0].split()
     urls = [f"http://127.0.0.1:{worker}" for worker in target.workers]
     run = [str(python), *words[1:], "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
@@ -141,6 +141,10 @@ def main() -> None:
                 route(target, args.router, policy)
         finally:
             target.stop()
+        from server.sglang_pair import WAYS, route_pair
+
+        for way in WAYS:
+            route_pair(args.router, way)
     print("SGLang's clients agree with the servers")
 
 

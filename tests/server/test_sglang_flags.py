@@ -151,7 +151,6 @@ def test_flags_without_effect_are_listed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--disaggregation-mode", "prefill"], "--disaggregation-mode: prefill and decode"),
         (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm: SGLang's speculation"),
         (["--hicache-storage-backend", "file"], "--hicache-storage-backend: HiCache has no storage"),
         (["--admin-api-key", "k"], "--admin-api-key: --api-key protects"),

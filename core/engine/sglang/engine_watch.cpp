@@ -121,10 +121,15 @@ void SglangEngine::poll_host(std::int64_t now_ns) {
 const Effects& SglangEngine::transfers_landed(std::int64_t now_ns) {
   fresh();
   if (is_idle()) poll_host(now_ns);
+  if (port_ && !in_step()) {  // a driver of live engines wakes it: the next step polls
+    if (port_->next_after(now_ns_) <= now_ns) stalled_ = sleeps_ = false;
+    now_ns_ = std::max(now_ns_, now_ns);
+  }
   return done();
 }
 
 std::int64_t SglangEngine::next_landing_ns() const {
+  if (port_) return in_step() || is_idle() ? kNever : port_->next_after(now_ns_);
   if (!has_transfers() || !is_idle()) return kNever;
   return scheduler_.host()->next_ready().value_or(kNever);
 }

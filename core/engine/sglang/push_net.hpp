@@ -5,7 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/handoff_net.hpp"
@@ -13,11 +15,29 @@
 
 namespace understudy {
 
+// What one process tells another about a request.
+enum class PushNews : std::uint8_t { Offered, Reported, Done, Failed, Drained };
+
+struct PushMessage {
+  std::uint32_t worker = 0;  // to it
+  PushNews news = PushNews::Failed;
+  RequestId id = 0;
+  std::uint32_t prefix = 0;  // of an offer
+};
+
+// How long one side waits for the other, as far as they are in different processes.
+struct PushLimits {
+  std::int64_t boot_ns = HandOffNet::kNever;   // prefill: from the arrival until the decode side has memory
+  std::int64_t wait_ns = HandOffNet::kNever;   // decode: from then until the KV is here
+  std::int64_t drain_ns = HandOffNet::kNever;  // decode: for the acknowledgement of a failure
+};
+
 // A side sees at a poll what happened before it, and nothing of the same nanosecond: the order in which workers run
 // does not show. Pieces of a request move one after another, those of different requests share the links.
 class PushNet final : public TransferOwner {
  public:
   static constexpr std::int64_t kNever = HandOffNet::kNever;
+  static constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
   enum Side : std::size_t { kPrefill, kDecode };
 
   explicit PushNet(HandOffNet& net) : net_(net) {}
@@ -25,7 +45,7 @@ class PushNet final : public TransferOwner {
   // A request that both workers get.
   void open(RequestId id, std::uint32_t prefill, std::uint32_t decode);
   // One side has forgotten it.
-  void leave(RequestId id, Side side);
+  void leave(RequestId id, Side side, std::int64_t now_ns);
 
   SglangTransferState poll(RequestId id, Side side, std::int64_t now_ns);
   // Ends a request on one side; the prefill side notifies the decode side.
@@ -47,6 +67,29 @@ class PushNet final : public TransferOwner {
 
   void landed(const Purpose& purpose, std::int64_t time_ns) override;
 
+  // ── Workers of other processes (push_far.cpp) ──
+  void set_limits(const PushLimits& limits) noexcept { limits_ = limits; }
+  // Notices to this worker become messages, which the driver carries.
+  void set_far(std::uint32_t worker);
+  // A request whose other side is in another process: kUnknown until that has offered memory. A decode side waits
+  // for `connect` unless the other is connected.
+  void open_far(RequestId id, Side side, std::uint32_t worker, std::uint32_t far, bool connected, std::int64_t now_ns);
+  // A request without another side: its KV moves nowhere, at once.
+  void open_alone(RequestId id, Side side, std::uint32_t worker);
+  bool knows(RequestId id) const { return transfers_.contains(id); }
+  void connect(RequestId id, std::int64_t now_ns);
+  // A message of the other process; one about an unknown request is ignored.
+  void receive(const PushMessage& from, std::int64_t now_ns);
+  // That process is lost: requests of it whose KV is not here fail on this side.
+  void lose(std::uint32_t far, std::int64_t now_ns);
+  // The engine of a worker has died with its requests.
+  void abandon(std::uint32_t worker, std::int64_t now_ns);
+  std::vector<PushMessage> take_messages() { return std::exchange(messages_, {}); }
+  // Requests that no message names any more.
+  std::vector<RequestId> take_forgotten() { return std::exchange(forgotten_, {}); }
+  std::int64_t next_limit_ns() noexcept;
+  void expire(std::int64_t now_ns);
+
  private:
   struct Piece {
     std::uint32_t pages = 0;
@@ -61,19 +104,40 @@ class PushNet final : public TransferOwner {
     std::array<std::int64_t, 2> failed_ns{kNever, kNever};  // by side
     std::int64_t reported_ns = kNever;                      // when the decode side notified the prefill side
     std::int64_t still_ns = -1;                             // since then no piece moves
+    std::int64_t ready_ns = -1;                             // the decode side knows the prefill side
+    std::int64_t drained_ns = kNever;                       // a far prefill side has acknowledged the notice
+    bool alone = false;                                     // there is no other side
     std::deque<Piece> pieces;                               // the first one moves
     HandOffRecord* record = nullptr;
     std::array<bool, 2> has_left{};  // by side
   };
 
+  struct Limit {
+    std::int64_t time_ns = 0;
+    RequestId id = 0;
+  };
+
   void start(RequestId id, Transfer& transfer, std::int64_t now_ns);
-  void mark_failed(Transfer& transfer, Side side, std::int64_t now_ns);
+  void mark_failed(RequestId id, Transfer& transfer, Side side, std::int64_t now_ns);
   void note(std::uint32_t worker, std::int64_t now_ns);
-  void forget_if_over(RequestId id);
+  void forget_if_over(RequestId id, std::int64_t now_ns);
+  bool is_far(std::uint32_t worker) const noexcept { return worker < far_.size() && far_[worker]; }
+  bool has_far(const Transfer& transfer) const noexcept {
+    return transfer.workers[kPrefill] == kUnknown || transfer.workers[kDecode] == kUnknown ||
+           is_far(transfer.workers[kPrefill]) || is_far(transfer.workers[kDecode]);
+  }
+  void tell(std::uint32_t worker, PushNews news, RequestId id, std::uint32_t prefix = 0);
+  bool still_waits(std::size_t kind, RequestId id) const noexcept;
 
   HandOffNet& net_;
   std::unordered_map<RequestId, Transfer> transfers_;
   std::vector<std::vector<std::int64_t>> notes_;  // by worker: times from which polls see more, in order
+
+  PushLimits limits_;
+  std::vector<bool> far_;  // by worker
+  std::vector<PushMessage> messages_;
+  std::vector<RequestId> forgotten_;
+  std::array<std::deque<Limit>, 3> waits_;  // for an offer, for the KV, for an acknowledgement; by time
 };
 
 // One worker's end of the network.
@@ -83,7 +147,7 @@ class PushPort final : public SglangTransport {
       : net_(net), worker_(worker), side_(decodes ? PushNet::kDecode : PushNet::kPrefill) {}
 
   void set_now(std::int64_t now_ns) noexcept { now_ns_ = now_ns; }
-  void leave(RequestId id) { net_.leave(id, side_); }
+  void leave(RequestId id) { net_.leave(id, side_, now_ns_); }
   void look() { net_.look(worker_, now_ns_); }
   std::int64_t next_ns() const noexcept { return net_.next_after(worker_, -1); }
   std::int64_t next_after(std::int64_t after_ns) const noexcept { return net_.next_after(worker_, after_ns); }

@@ -27,7 +27,8 @@ bool SglangScheduler::is_side_stuck() const noexcept {
   // Behind a retracted request nothing is polled, so that what arrives does not help.
   if (!side_.retracted.empty()) return waiting_.empty();
   if (!side_.moving.empty()) return false;
-  return is_prefill_side() ? !waiting_.empty() || chunked_ != nullptr : !side_.bootstrap.empty();
+  if (is_prefill_side()) return !waiting_.empty() || chunked_ != nullptr;
+  return std::ranges::any_of(side_.bootstrap, &SglangRequest::is_ready);
 }
 
 bool SglangScheduler::only_decodes() const noexcept {

@@ -58,6 +58,10 @@ class EngineCore:
     """Carries hand-offs of KV blocks to and from the engine; None: it takes no part in any."""
     on_handed: Callable[[LiveRequest], None] | None = None
     """Called when a prompt has ended whose blocks are kept for another engine."""
+    on_failed: Callable[[LiveRequest], None] | None = None
+    """Called when a request has failed whose KV moves between servers of SGLang."""
+    failed_stages: dict[str, int] | None = None
+    """Such requests by the stage in which they failed."""
     offload: VllmOffload | None = None
     stay_sample = 0.0
     draft_tokens = 0
@@ -196,7 +200,7 @@ class EngineCore:
     @property
     def holds_blocks(self) -> bool:
         """True when requests hold blocks, or some are kept for another engine."""
-        kept = self.net is not None and bool(self.vllm.held)
+        kept = self.net is not None and isinstance(self.engine, VllmEngine) and bool(self.engine.held)
         return kept or (bool(self.live) and not self.engine.drained)
 
     def begin(self, now_ns: int) -> bool:
@@ -267,7 +271,10 @@ class EngineCore:
             request.aborted = request.aborted or request.ended == "cancelled"
             if request.leg == "prefill" and request.ended == "finished" and self.on_handed is not None:
                 self.on_handed(request)
-            if request.leg == "decode" and request.ended == "lost":
+            if request.ended == "lost" and self.on_failed is not None:
+                request.ended = "failed"
+                self.on_failed(request)
+            elif request.leg == "decode" and request.ended == "lost":
                 request.ended = "failed"
             finished.append(request)
         if self.recorder is not None and finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy._core import with_transfer
+from understudy._core import VllmTransfer, with_transfer
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from understudy.server.api.texts import TokenTexts
     from understudy.server.handoff.network import HandOffMember
     from understudy.server.kv_events import KvEventSender
+    from understudy.server.live_request import LiveRequest, StepEffects
+    from understudy.server.push.network import PushNetwork
     from understudy.server.settings import ServerSettings
 
 
@@ -39,6 +41,7 @@ class SimulatedCore(EngineCore):
         stay_sample: float = 0.0,
         check: bool = False,
         handoff: HandOffMember | None = None,
+        push: PushNetwork | None = None,
     ) -> None:
         """Make the engine of a rank. Random streams differ by `number`, as by worker in an offline run."""
         self._config = config
@@ -54,8 +57,13 @@ class SimulatedCore(EngineCore):
         if handoff is not None:
             self.net = handoff.network.net
             native = with_transfer(native, handoff.settings.transfer())  # type: ignore[arg-type]
+        self.push = push
+        if push is not None:
+            self.net = push.net
+            native = config.core_side(native, push.settings.role, VllmTransfer())
         steps = config.native_timing(timing)
-        worker = number if handoff is None else handoff.number
+        member = handoff or push
+        worker = number if member is None else member.number
         super().__init__(
             lambda: native.make_engine(steps, tiers=tiers, run=run, name=name, net=self.net, worker=worker),
             name=name,
@@ -65,6 +73,20 @@ class SimulatedCore(EngineCore):
         )
         if handoff is not None:
             handoff.join(self)
+        if push is not None:
+            push.join(self)
+
+    def submit(self, request: LiveRequest, now_ns: int) -> StepEffects:
+        """Queue a request, and open its transfer first on one side of a disaggregated server."""
+        if self.push is None:
+            return super().submit(request, now_ns)
+        engine_id = self._next_id
+        self.push.open(request, engine_id, now_ns)
+        try:
+            return super().submit(request, now_ns)
+        except Exception:
+            self.push.give_up(engine_id, now_ns)
+            raise
 
     def count_blocks(self, tiers: Sequence[str]) -> dict[str, BlockCounts]:
         """Count the blocks of the device and of these tiers below it, by the tier's name."""
@@ -80,6 +102,7 @@ def make_cores(
     run: TierRun | None,
     events: bool,
     handoff: HandOffMember | None,
+    push: PushNetwork | None,
 ) -> list[EngineCore]:
     """Make the engines of a worker, one per rank; `index` is the worker's number in its fleet."""
     ranks = settings.data_parallel_size
@@ -95,6 +118,7 @@ def make_cores(
             events=events,
             stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
             handoff=handoff,
+            push=push,
         )
         for rank in range(ranks)
     ]

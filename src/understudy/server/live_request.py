@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from understudy._core import Identities, RequestRecord
+    from understudy.server.push.settings import Bootstrap
 
 log = logging.getLogger("understudy.server")
 
@@ -47,12 +48,14 @@ class LiveRequest:
         "arrival_ns",
         "below_cache_threshold",
         "below_tokens",
+        "bootstrap",
         "cache_hit_threshold",
         "cached_tokens",
         "emitted",
         "ended",
         "engine_id",
         "eos_at",
+        "failure",
         "finish_ns",
         "first_token_ns",
         "handed",
@@ -105,6 +108,10 @@ class LiveRequest:
         """"prefill": another server decodes it; "decode": another server has computed its prompt."""
         self.peer = self.peer_request = 0
         """Worker that has the prompt's blocks, and its id of the request; for a decode."""
+        self.bootstrap: Bootstrap | None = None
+        """Where the two servers of an SGLang request meet; None: it has one server."""
+        self.failure = ""
+        """Why a request between two servers has failed, for its client."""
         self.handed: dict[str, Any] | None = None
         """`kv_transfer_params` of the answer, once a prefill has ended."""
         self.rank: ErrorCount | None = None
@@ -128,6 +135,11 @@ class LiveRequest:
         self.ended = ""
         """"finished", "cancelled", "lost" (its engine was killed, or has failed), "failed" (the blocks of its prompt
         could not be read), or "" while in flight."""
+
+    @property
+    def has_failed(self) -> bool:
+        """True when it has ended without all of its work: its KV has not arrived, whatever tokens it has."""
+        return bool(self.failure) or (self.bootstrap is not None and self.ended == "lost")
 
     def notify_admitted(self, now_ns: int) -> None:
         """Set the time of admission and notify the listener; log its errors."""

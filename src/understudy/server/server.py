@@ -20,6 +20,7 @@ from understudy.server.handoff.network import HandOffNetwork
 from understudy.server.kv_events import KvEventsConfig
 from understudy.server.loop import heap_frozen
 from understudy.server.outputs import Outputs
+from understudy.server.push.network import PushNetwork
 from understudy.server.tokenizer import open_tokenizer
 from understudy.server.worker import Worker
 from understudy.tiers.native import to_core
@@ -68,6 +69,13 @@ class Runtime:
             )
         if settings.handoff is not None and self.network is None:
             self.network = HandOffNetwork(self.driver, settings.handoff, settings.engine.block_size)
+        push = None
+        if settings.push is not None:
+            if self.driver.network is not None:
+                raise ConfigError(
+                    "--disaggregation-mode: a process has one side; start each server with `understudy serve`"
+                )
+            push = PushNetwork(self.driver, settings.push, settings.engine.block_size)
         return Worker(
             settings,
             self.driver,
@@ -80,6 +88,7 @@ class Runtime:
             events=events or KvEventsConfig.read(settings.kv_events_config).publishes,
             given=self.given,
             network=self.network,
+            push=push,
         )
 
 
@@ -151,6 +160,8 @@ class Server:
         if self.settings.uds is None:
             self.port = self._listening.sockets[0].getsockname()[1]
         self.app.set_port(self.port)
+        if self.worker.push is not None:
+            await self.worker.push.start(self.settings.host, self.port, self.runtime.outbox)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Stop listening; drain answers for `drain_s` (default: `shutdown_timeout_s`), then abort the rest."""
@@ -174,6 +185,8 @@ class Server:
         self.worker.close()
         if self.runtime.network is not None:
             await self.runtime.network.close()
+        if self.worker.push is not None:
+            await self.worker.push.close()
 
     @property
     def address(self) -> str:

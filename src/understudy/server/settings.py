@@ -10,6 +10,7 @@ from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.handoff.settings import HandOffSettings  # noqa: TC001 (msgspec reads it)
+from understudy.server.push.settings import PushSettings  # noqa: TC001 (msgspec reads it)
 from understudy.server.release import ApiRelease, find_release
 from understudy.tiers.settings import TiersConfig
 
@@ -43,6 +44,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
     handoff: HandOffSettings | None = None
     """Hand-offs of KV blocks to or from other servers; None: none."""
+    push: PushSettings | None = None
+    """One side of SGLang's prefill/decode disaggregation; None: neither."""
     tokenizer: str | None = None
     response_mode: Literal["filler", "echo", "recorded"] = "filler"
     response_file: str | None = None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from understudy.server.live_request import LiveRequest, StepEffects
     from understudy.server.metrics.vllm import VllmMetrics
     from understudy.server.outputs import Outputs
+    from understudy.server.push.network import PushNetwork
     from understudy.server.settings import ServerSettings
 
 
@@ -54,6 +55,7 @@ class Worker:
         events: bool = False,
         given: GivenEngine | None = None,
         network: HandOffNetwork | None = None,
+        push: PushNetwork | None = None,
     ) -> None:
         self.settings = settings
         self.release = settings.release
@@ -83,6 +85,8 @@ class Worker:
         """The worker's part in hand-offs of KV blocks."""
         if network is not None and settings.handoff is not None:
             self.handoff = HandOffMember(network, settings.handoff, settings.engine.block_size)
+        self.push = push
+        """The worker's transfers as one side of a disaggregated SGLang server; None: it is none."""
         self.cores: list[EngineCore] = (
             [given.core(f"worker {index}", events=events)]
             if given is not None
@@ -94,6 +98,7 @@ class Worker:
                 run=run,
                 events=events,
                 handoff=self.handoff,
+                push=push,
             )
         )
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
@@ -329,6 +334,8 @@ class Worker:
             def restart(now_ns: int, core: EngineCore = core) -> None:
                 if self.handoff is not None:
                     self.handoff.restart(now_ns)
+                if self.push is not None:
+                    self.push.restart(now_ns)
                 lost = core.restart(now_ns)
                 if self.senders:
                     self.senders[self._rank_of[id(core)]].restart()

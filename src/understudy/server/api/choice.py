@@ -143,7 +143,8 @@ class Choice:
         generation = self.generation
         if generation.worker.on_end is not None:
             generation.worker.on_end(generation.worker.index, request)
-        complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
+        # Perhaps at a stop string, and the engine would go on.
+        complete = self.emitted >= self.plan.total and not request.has_failed
         if request.refused and generation.worker.settings.kind.answers_full_queue:
             generation.refuse(ApiError(QUEUE_FULL, status=503, kind="503"))
             return

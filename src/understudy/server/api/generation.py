@@ -136,6 +136,8 @@ class Generation:
                     "kv_transfer_params: a hand-off has one answer; set n to 1", param="kv_transfer_params"
                 )
             worker.handoff.prepare(choice.request, sampling.kv_transfer_params)
+        if worker.push is not None:
+            worker.push.prepare(choice.request, sampling.bootstrap, choice.index, len(self.choices))
         worker.retain_tokens(choice.request, rank)
 
     def resubmit(self, worker: Worker, choices: Sequence[Choice], rank: int, *, migrates: bool) -> None:
@@ -222,7 +224,8 @@ class Generation:
     def on_choice_ended(self, choice: Choice, how: str) -> None:
         """Handle the end of a choice; after the last one, complete the answer."""
         self._left -= 1
-        complete = choice.emitted >= choice.plan.total
+        has_failed = choice.request is not None and choice.request.has_failed
+        complete = choice.emitted >= choice.plan.total and not has_failed
         if not complete and not self._gone:
             self._fail(how)
             return
@@ -268,6 +271,11 @@ class Generation:
     def _fail(self, how: str) -> None:
         """End the answer with an error, within the stream if it has started."""
         self.client_gone()
+        requests = [choice.request for choice in self.choices if choice.request is not None]
+        for request in requests:
+            if request.failure:
+                self._end_with(ApiError(request.failure, status=500, kind="500"))
+                return
         text = _FAILURES.get(how, "the request was aborted by the engine")
         self._end_with(ApiError(text, status=500, kind="InternalServerError"))
 

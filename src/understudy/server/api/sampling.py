@@ -61,6 +61,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     formed_cost: int = 0
     """Cost of generating them, in the unit of `run_in_slices`."""
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap: dict[str, Any] | None = None
+    """SGLang: where the prefill and the decode server of the request meet, as the client gives it."""
     cache_hit_threshold: float | None = None
 
 

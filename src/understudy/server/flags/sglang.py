@@ -14,6 +14,8 @@ from understudy.server.flags.grammar import CommandLine, Flag, read_command_line
 from understudy.server.flags.ours import OURS
 from understudy.server.flags.plan import ServePlan, settings_of
 from understudy.server.flags.tiers import offload_below, read_tiers
+from understudy.server.push.settings import FLAGS as PUSH_FLAGS
+from understudy.server.push.settings import check_push, read_push
 from understudy.tiers.model_shape import count_kv_parts
 from understudy.timing.contexts import known_context
 
@@ -48,7 +50,6 @@ _ENGINE = frozenset(
 )
 _HICACHE = ("enable-hierarchical-cache", "hicache-ratio", "hicache-size")
 _REFUSED = {
-    "disaggregation-mode": "prefill and decode on different servers are not simulated",
     "speculative-algorithm": "SGLang's speculation is not simulated",
     "hicache-storage-backend": "HiCache has no storage behind the host here",
     "skip-tokenizer-init": "answers are made with the tokenizer",
@@ -83,6 +84,8 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
             raise ConfigError(f"--{name}: {why}; leave it out")
     values = _translate(given, listens=not more)
     tiers = values.pop("tiers", None)
+    model = line.words[0] if line.words else str(values.get("model") or "understudy/tok")
+    push = read_push(given, values, model)
     engines: list[BuiltEngine] = []
 
     def build(values: dict[str, Any], max_model_len: int, model: str) -> BuiltEngine:
@@ -96,16 +99,22 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
         engines.append(built)
         return built
 
-    words = line.words or ([str(values["model"])] if values.get("model") else [])
     context = given.get("context-length")
     if context is not None:
         values["max-model-len"] = _read_count("context-length", context)
-    elif known_context(words[0] if words else "understudy/tok") is None:
+    elif known_context(model) is None:
         values["max-model-len"] = 131072
     server = settings_of(CommandLine(values, line.words), SglangConfig, build)
     if given.get("incremental-streaming-output"):
         server = msgspec.structs.replace(server, incremental_streaming_output=True)
     server = _with_tiers(server, engines[0], given, None if tiers is None else read_tiers(tiers))
+    if push is not None:
+        if more:
+            raise ConfigError(
+                "--disaggregation-mode: a process has one side; start each server with `understudy serve`"
+            )
+        server = msgspec.structs.replace(server, push=push)
+        check_push(has_tiers=bool(server.tiers.tiers), data_parallel_size=server.data_parallel_size)
     used = {
         *_SAME,
         *_RENAMED,
@@ -114,6 +123,7 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
         "dp-size",
         "context-length",
         "incremental-streaming-output",
+        *(PUSH_FLAGS if push is not None else ()),
     }
     used |= {*_HICACHE} if server.tiers.tiers else set()
     used |= {flag.name for flag in more}

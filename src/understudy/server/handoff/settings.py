@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import math
 import os
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from understudy._core import HandOffLinks, VllmTransfer
+from understudy._core import VllmTransfer
 from understudy.checks import port_number, whole_number
 from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
-from understudy.tiers.model_shape import ModelShape
+from understudy.server.handoff.links import LINK_FLAGS, PeerLinks, read_links
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from understudy.engines.engine_config import EngineConfig
     from understudy.tiers.settings import TiersConfig
 
@@ -30,14 +23,11 @@ _FIELDS = (
     "kv_connector_extra_config",
 )
 _EXTRA = ("kv_lease_duration", "backends")
-FLAGS = (
-    *("kv-peer", "kv-link-gbps", "kv-link-backend-gbps", "kv-link-latency-ms", "kv-bytes-per-token"),
-    *("kv-side-channel-host", "kv-side-channel-port"),
-)
+FLAGS = (*LINK_FLAGS, "kv-side-channel-host", "kv-side-channel-port")
 """Our flags, which need the connector."""
 
 
-class HandOffSettings(msgspec.Struct, frozen=True, kw_only=True):
+class HandOffSettings(PeerLinks, frozen=True, kw_only=True):
     """How a server takes part in hand-offs."""
 
     role: Literal["kv_producer", "kv_consumer", "kv_both"]
@@ -47,18 +37,9 @@ class HandOffSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt whose read failed is computed here; else its request fails."""
     lease_s: int = 30
     """How long blocks are kept that no decode worker reads."""
-    link_gbps: float = math.inf
-    """Bandwidth of the server's link, 10^9 bytes per second."""
-    backend_gbps: float = math.inf
-    """Bandwidth that all hand-offs of the process share."""
-    latency_ms: float = 0.0
-    """Fixed time of a read."""
-    bytes_per_token: int = 0
     host: str = "127.0.0.1"
     """Address of the side channel, on which decode servers reach a prefill server."""
     port: int = 5600
-    peers: tuple[str, ...] = ()
-    """Addresses, networks or names of prefill servers that may be contacted, besides loopback."""
 
     @property
     def stage(self) -> str:
@@ -80,36 +61,6 @@ class HandOffSettings(msgspec.Struct, frozen=True, kw_only=True):
         return VllmTransfer(
             produces=self.produces, consumes=self.consumes, recomputes=self.recomputes, lease_s=self.lease_s
         )
-
-    def links(self, block_size: int) -> HandOffLinks:
-        """Return the links of a process with this server."""
-        return HandOffLinks(
-            out_gbps=self.link_gbps,
-            in_gbps=self.link_gbps,
-            backend_gbps=self.backend_gbps,
-            fixed_ns=round(self.latency_ms * 1e6),
-            bytes_per_block=self.bytes_per_token * block_size,
-        )
-
-    def may_contact(self, host: str) -> bool:
-        """Return True if a host is a loopback address or one of `peers`. Names are not resolved."""
-        if host in ("localhost", *self.peers):
-            return True
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return address.is_loopback or any(address in network for network in _networks(self.peers))
-
-
-def _networks(peers: Sequence[str]) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    networks = []
-    for peer in peers:
-        try:
-            networks.append(ipaddress.ip_network(peer, strict=False))
-        except ValueError:
-            continue  # a host name
-    return networks
 
 
 def names_connector(transfer: object) -> bool:
@@ -150,40 +101,15 @@ def read_handoff(values: dict[str, Any], model: str) -> HandOffSettings | None:
     engine_id = given.get("engine_id")
     if engine_id is not None and not (isinstance(engine_id, str) and 0 < len(engine_id) <= 1024):
         raise ConfigError(f"--kv-transfer-config: engine_id must be a text, got {engine_id!r}")
-    gbps = {name: _positive(values, name, math.inf) for name in ("kv-link-gbps", "kv-link-backend-gbps")}
-    size = values.get("kv-bytes-per-token")
-    if size is not None:
-        size = whole_number("--kv-bytes-per-token", size, 1, 1 << 30)
-    elif math.isfinite(min(gbps.values())):
-        size = _model_bytes(model, values.get("kv-cache-dtype"))
-    latency_ms = values.get("kv-link-latency-ms")
-    if latency_ms is not None and not 0 <= latency_ms <= 3_600_000:
-        raise ConfigError(f"--kv-link-latency-ms must be 0 to 3,600,000, got {latency_ms:g}")
     return HandOffSettings(
         role=role,
         engine_id=engine_id,
         recomputes=policy == "recompute",
         lease_s=lease_s,
-        link_gbps=gbps["kv-link-gbps"],
-        backend_gbps=gbps["kv-link-backend-gbps"],
-        latency_ms=float(latency_ms or 0.0),
-        bytes_per_token=size or 0,
         host=_side_channel_host(values),
         port=port_number("--kv-side-channel-port", _side_channel_port(values)),
-        peers=tuple(map(_read_peer, values.get("kv-peer") or ())),
+        **read_links(values, model),
     )
-
-
-def _model_bytes(model: str, kv_dtype: object) -> int:
-    """Return the KV bytes of a token. ConfigError if the model is not known."""
-    try:
-        return ModelShape.find(model).bytes_per_token(
-            kv_dtype=None if kv_dtype in (None, "auto") else str(kv_dtype)
-        )
-    except ConfigError as error:
-        raise ConfigError(
-            f"--kv-link-gbps needs the KV bytes of a token; give --kv-bytes-per-token, or a known model ({error})"
-        ) from None
 
 
 def check_handoff(engine: EngineConfig, tiers: TiersConfig | None, data_parallel_size: int) -> None:
@@ -204,19 +130,6 @@ def check_handoff(engine: EngineConfig, tiers: TiersConfig | None, data_parallel
             )
 
 
-def _read_peer(value: object) -> str:
-    """Return a peer of --kv-peer. ConfigError unless it is an address, a network or a host name."""
-    peer = str(value)
-    try:
-        ipaddress.ip_network(peer, strict=False)
-    except ValueError:
-        if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", peer) is None:
-            raise ConfigError(
-                f"--kv-peer must be an address, a network or a host name without a port, got {peer!r}"
-            ) from None
-    return peer
-
-
 def _side_channel_host(values: dict[str, Any]) -> str:
     host = values.get("kv-side-channel-host") or os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
     return str(host)
@@ -230,15 +143,6 @@ def _side_channel_port(values: dict[str, Any]) -> int:
             raise ConfigError(f"VLLM_NIXL_SIDE_CHANNEL_PORT must be a port, got {named!r}")
         port = int(named)
     return int(port)
-
-
-def _positive(values: dict[str, Any], name: str, default: float) -> float:
-    value = values.get(name)
-    if value is None:
-        return default
-    if not value > 0:
-        raise ConfigError(f"--{name} must be above 0, got {value:g}")
-    return float(value)
 
 
 def _check_names(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from understudy._core import SglangEngine
@@ -147,6 +148,9 @@ class SglangMetrics(VllmMetrics):
         count("num_retracted_requests", "Requests put back into the queue.", lambda: core.preemptions, labels)
         if not isinstance(core.engine, SglangEngine):
             return
+        for stage in core.failed_stages or ():
+            about = f"Requests that failed in the stage {stage} between two servers."
+            count(f"num_{stage}_failed_reqs", about, partial(self._count_failed, stage), labels)
         count_pool("num_retracted_input_tokens", "Prompt tokens of those.", "retracted_inputs", labels)
         count_pool("num_retracted_output_tokens", "Output tokens of those.", "retracted_outputs", labels)
         count_pool("evicted_tokens", "Tokens evicted from the device, with a copy or not.", "evicted", cache)
@@ -163,6 +167,9 @@ class SglangMetrics(VllmMetrics):
         """Read a field of the engine's pools; 0 for an engine of another kind."""
         engine = self.core.engine
         return float(getattr(engine.tokens, field)) if isinstance(engine, SglangEngine) else 0.0
+
+    def _count_failed(self, stage: str) -> float:
+        return float((self.core.failed_stages or {}).get(stage, 0))
 
     def _refresh(self) -> None:
         for counter, read in self._counted:

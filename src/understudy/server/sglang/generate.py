@@ -12,6 +12,7 @@ from understudy.server.api.fields import Fields
 from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import logprobs_at
 from understudy.server.api.sampling import MAX_CHOICES, Sampling, check_choices
+from understudy.server.push.rooms import take_fields
 from understudy.server.sglang.errors import ContractError, error_event
 from understudy.server.sglang.lengths import read_tokens
 from understudy.server.sglang.meta import meta_info
@@ -234,6 +235,7 @@ def _read_sampling(
     sampling.priority, sampling.priority_given = priority or 0, priority is not None
     sampling.cache_salt = _at(body.raw("cache_salt"), place) + _at(body.raw("extra_key"), place)
     sampling.session_id = body.text("session_id") or ""
+    sampling.bootstrap = take_fields(body)
     if _at_value(body.raw("return_logprob"), place):
         sampling.logprobs = _whole(_at_value(body.raw("top_logprobs_num"), place), 0)
     body.done()

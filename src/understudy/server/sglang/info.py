@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from understudy.server.push.settings import BOOTSTRAP_PORT
 from understudy.server.tokenizer.builtin import BuiltinTokenizer
 
 if TYPE_CHECKING:
@@ -44,12 +45,17 @@ def model_info(worker: Worker) -> dict[str, Any]:
         "load_format": "auto",
         "reasoning_parser": None,
         "tool_call_parser": settings.tool_call_parser,
-        "disaggregation_mode": "null",
+        "disaggregation_mode": _side(worker),
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "model_type": None,
         "architectures": None,
     }
+
+
+def _side(worker: Worker) -> str:
+    """Return the worker's side as SGLang names it."""
+    return "null" if worker.settings.push is None else worker.settings.push.role
 
 
 def server_info(worker: Worker) -> dict[str, Any]:
@@ -79,7 +85,10 @@ def server_info(worker: Worker) -> dict[str, Any]:
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": settings.data_parallel_size,
-        "disaggregation_mode": "null",
+        "disaggregation_mode": _side(worker),
+        "disaggregation_bootstrap_port": BOOTSTRAP_PORT
+        if settings.push is None
+        else settings.push.bootstrap_port,
         "kv_events_config": settings.kv_events_config or None,
     }
     return {

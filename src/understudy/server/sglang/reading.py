@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.server.api.errors import ApiError
 from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import check_choices, check_sampling
+from understudy.server.push.rooms import take_fields
 from understudy.server.sglang.lengths import read_tokens
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class SglangReader(Reader):
         sampling.priority_given = fields.raw("priority") is not None
         sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
         sampling.include_stop = fields.boolean("no_stop_trim")
+        sampling.bootstrap = take_fields(fields)
         rid = fields.raw("rid")
         if isinstance(rid, str):
             sampling.request_id = rid
