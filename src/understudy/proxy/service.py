@@ -12,6 +12,7 @@ from understudy.clock import WallClock
 from understudy.http import Outbox, listen
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.lateness import Lateness
+from understudy.proxy.found_workers import FoundWorkers, NameService
 from understudy.proxy.prompts import PromptReader
 from understudy.proxy.proxy import Proxy
 from understudy.proxy.upstream import TimeLimits
@@ -31,6 +32,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a standalone router."""
 
     workers: tuple[WorkerAddress, ...] = ()
+    discover: tuple[NameService, ...] = ()
+    """Name services that list engines, which come and go."""
     routing: str | KvRouting | Router = "kv"
     host: str = "127.0.0.1"
     port: int = 8080
@@ -81,6 +84,7 @@ class RouterService:
             key=next(iter(settings.api_keys), None),
             groups=settings.kv_cache_groups,
         )
+        self._found = FoundWorkers(self.workers, settings.discover)
         tokenizer = None if settings.tokenizer is None else open_tokenizer(settings.tokenizer)
         self._outbox = Outbox(WallClock(), Lateness())
         access = Access(
@@ -112,8 +116,10 @@ class RouterService:
                     if not self.settings.awaits_workers:
                         raise
                     self.workers.expect(address, str(error))
+            await self._found.start()
             self._listening = await listen(self.proxy, self._outbox, self.settings.host, self.settings.port)
         except BaseException:
+            await self._found.close()
             await self.workers.close()
             raise
         self.port = self._listening.sockets[0].getsockname()[1]
@@ -123,6 +129,7 @@ class RouterService:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        await self._found.close()
         self.proxy.draining = True
         until_s = time.monotonic() + drain_s
         while time.monotonic() < until_s and (self.proxy.busy or self._outbox.sending):
