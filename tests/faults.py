@@ -225,6 +225,13 @@ MUTANTS = [
         "tests/tiers/test_too_large.py",
     ),
     Mutant(
+        "a suspended schedule keeps a request that is cancelled",
+        "core/engine/vllm/scheduler.cpp",
+        "    (void)unschedule(log, slot);",
+        "    if (!FAULT) (void)unschedule(log, slot);",
+        "tests/engines/test_failing_timing.py",
+    ),
+    Mutant(
         "a step may end before it began",
         "core/engine/vllm/step.cpp",
         "is_polling() ? clock_.begun_ns : clock_.now_ns;",

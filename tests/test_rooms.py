@@ -143,6 +143,22 @@ def test_every_file_of_the_engine_that_the_documents_name_is_there() -> None:
     assert len(named) >= 10
 
 
+def test_every_name_that_stands_beside_vllms_is_declared() -> None:
+    said = (CORE.parent / "docs" / "architecture.md").read_text()
+    table = said[said.index("| vLLM | here,") :].split("\n\n")[0]
+    ours = " ".join(row.split("|")[2] for row in table.splitlines()[2:])
+    named = re.findall(r"`(\w+)::(\w+)`", ours)
+    assert len(named) > 15
+    headers = [path.read_text() for path in (CORE / "engine" / "vllm").glob("*.hpp")]
+    for holder, member in named:
+        declared = [
+            text
+            for text in headers
+            if re.search(rf"(class|struct) (alignas\(\d+\) )?{holder}\b[^;]*{{", text)
+        ]
+        assert any(re.search(rf"\b{member}\b", text) for text in declared), f"{holder}::{member}"
+
+
 def test_the_two_walks_of_a_newcomer_name_functions_that_are_there_in_twenty_files() -> None:
     """From a trace row to a report cell, and from a POST to an SSE chunk."""
     root = CORE.parent
@@ -172,7 +188,9 @@ def test_every_class_that_the_page_of_the_architecture_names_is_there() -> None:
     defined = {
         name
         for path in sources
-        for name in re.findall(r"^ *(?:class|struct|enum class) (\w+)", path.read_text(), re.MULTILINE)
+        for name in re.findall(
+            r"^ *(?:class|struct|enum class) (?:alignas\(\d+\) )?(\w+)", path.read_text(), re.MULTILINE
+        )
     }
     assert len(named) >= 20
     assert not named - defined
