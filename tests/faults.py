@@ -13,9 +13,10 @@ YEARS = "tests/tiers/test_slow_links_refused.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
 FAST_FORWARD = "core/engine/vllm/fast_forward.cpp"
 BLOCK_POOL = "core/engine/vllm/kv/block_pool.cpp"
-KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
+PREFIX_COVER = "core/engine/vllm/kv/prefix_cover.cpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 SIDE_BY_SIDE = "tests/engines/test_block_pool.py"
+POOL_GROUPS = "tests/engines/test_pool_groups.py"
 TRT_SCHEDULE = "core/engine/trtllm/schedule.cpp"
 TRT_PAGES = "core/engine/trtllm/page_store.cpp"
 TRTLLM = "tests/engines/test_trtllm.py"
@@ -274,46 +275,61 @@ MUTANTS = [
         "tests/tiers/test_links_refused.py",
     ),
     Mutant(
-        "a cached block is evicted at an earlier place in the queue",
+        "a block that a request uses again stays in the queue",
         GROUP_POOL,
-        "  queued.block = kNoSlot;",
-        "  if (!FAULT) queued.block = kNoSlot;",
+        "  if (was_free) unqueue(block);",
+        "  if (was_free && !FAULT) unqueue(block);",
         GROUPS,
     ),
     Mutant(
         "evictions do not lower the count of cached blocks",
         GROUP_POOL,
-        "  num_cached_ -= cached.size();",
-        "  num_cached_ -= FAULT ? 0 : cached.size();",
+        "  --num_cached_;",
+        "  num_cached_ -= FAULT ? 0 : 1;",
         GROUPS,
     ),
     Mutant(
         "a block with another reference is free",
         GROUP_POOL,
-        "      if (b.references > 1) {",
-        "      if (b.references > (FAULT ? 2 : 1)) {",
+        "    if (--blocks_[block].references > 0) continue;",
+        "    if (--blocks_[block].references > (FAULT ? 1u : 0u)) continue;",
         GROUPS,
     ),
     Mutant(
         "an evicted block keeps its key",
         GROUP_POOL,
-        "        blocks_[block] = {1, kNoKey, 0};",
-        "        blocks_[block] = {1, FAULT ? kOwnKey : kNoKey, 0};",
+        "      drop_keys(block);\n      ++evictions_;",
+        "      if (!FAULT) drop_keys(block);\n      ++evictions_;",
         GROUPS,
     ),
     Mutant(
         "later equal keys are lost with the first",
         GROUP_POOL,
-        "    if (next == kNone) return index_.erase(",
-        "    if (FAULT || next == kNone) return index_.erase(",
+        "  if (blocks.empty()) index_.erase(",
+        "  if (FAULT || blocks.empty()) index_.erase(",
         GROUPS,
     ),
     Mutant(
-        "a search ends at a full bucket",
-        KEY_INDEX,
-        "      buckets_[path.at()].guest_bits |= guest_bit(hash);",
-        "      buckets_[path.at()].guest_bits |= FAULT ? 0 : guest_bit(hash);",
-        GROUPS,
+        "a window is found although it lacks its first block",
+        PREFIX_COVER,
+        "end >= need ? end - need : 0;",
+        "end >= need ? end - need + (FAULT ? 1 : 0) : 0;",
+        POOL_GROUPS,
+    ),
+    Mutant(
+        "a copy that was registered later is found",
+        PREFIX_COVER,
+        "    std::uint32_t at = origin;",
+        "    std::uint32_t at = origin;\n    if (FAULT) out.resize(static_cast<std::size_t>(begin));",
+        POOL_GROUPS,
+    ),
+    Mutant(
+        "a window leaves its first blocks last",
+        BLOCK_POOL,
+        "  for (std::size_t i = entries; i-- > 0;) {\n    const HeldRun& held = table.runs[i];",
+        "  for (std::size_t n = entries; n-- > 0;) {\n"
+        "    const std::size_t i = FAULT ? entries - 1 - n : n;\n    const HeldRun& held = table.runs[i];",
+        POOL_GROUPS,
     ),
     Mutant(
         "a refused request ignores blocks that windows leave behind",
@@ -332,8 +348,8 @@ MUTANTS = [
     Mutant(
         "a released run is queued in front of the others",
         BLOCK_POOL,
-        "    queue(run, nullptr);\n  }\n  table.runs.clear();",
-        "    queue(run, FAULT ? front_ : nullptr);\n  }\n  table.runs.clear();",
+        "  counts_.cached += run.size();\n  queue(run, nullptr);",
+        "  counts_.cached += run.size();\n  queue(run, FAULT ? front_ : nullptr);",
         SIDE_BY_SIDE,
     ),
     Mutant(

@@ -26,6 +26,7 @@ ONLY_TESTS = {
         (
             *("TestBlockPool", "TestBlockPool.mark_phantoms", "TestBlockPool.num_free"),
             *("TestBlockPool.num_nodes", "TestBlockPool.num_runs", "TestBlockPool.withdraw"),
+            *("TestBlockPool.cache_from", "TestBlockPool.hand_out_cached", "TestBlockPool.last_window"),
         ),
         "the engine's pool of blocks, compiled for tests only",
     ),

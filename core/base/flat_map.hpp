@@ -27,6 +27,17 @@ class FlatMap {
     Entry& entry = entries_[place_of(key)];
     return entry.used ? &entry.value : nullptr;
   }
+  const Value* find(std::uint64_t key) const noexcept {
+    const Entry& entry = entries_[place_of(key)];
+    return entry.used ? &entry.value : nullptr;
+  }
+  // Calls `visit(key, value)` for each, in no order.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (const Entry& entry : entries_) {
+      if (entry.used) visit(entry.key, entry.value);
+    }
+  }
   // The key's value, which is new and `Value{}` if the key is.
   Value& operator[](std::uint64_t key) {
     std::size_t at = place_of(key);

@@ -37,6 +37,7 @@ class ShortList {
   bool empty() const noexcept { return size_ == 0; }
   T* data() noexcept { return capacity_ > kNear ? far() : near_; }
   const T* data() const noexcept { return capacity_ > kNear ? far() : near_; }
+  T& operator[](std::size_t index) noexcept { return data()[index]; }
   const T& operator[](std::size_t index) const noexcept { return data()[index]; }
   const T& back() const noexcept { return data()[size_ - 1]; }
   std::span<const T> span() const noexcept { return {data(), size_}; }
@@ -52,6 +53,12 @@ class ShortList {
   void drop_front(std::uint32_t count) noexcept {
     std::memmove(data(), data() + count, (size_ - count) * sizeof(T));
     size_ -= count;
+  }
+  // The first of those that are equal to the value, of which there is one.
+  void remove(const T& value) noexcept {
+    T* const at = std::find(data(), data() + size_, value);
+    std::memmove(at, at + 1, static_cast<std::size_t>(data() + size_ - at - 1) * sizeof(T));
+    --size_;
   }
   // Also releases the memory.
   void clear() noexcept {

@@ -3995,6 +3995,23 @@ class TestBlockPool:
     def cache(self, table: int, names: Sequence[int], group: int = 0) -> None:
         """Name the table's first blocks."""
 
+    def cache_from(self, table: int, names: Sequence[int], first: int, group: int) -> None:
+        """Name the table's blocks from block `first` on."""
+
+    def skip(self, table: int, blocks: int) -> None:
+        """Release the first blocks that the table has."""
+
+    def last_window(self, names: Sequence[int], groups: Sequence[int], need: int) -> int:
+        """
+        End of the last `need` blocks that all the groups have; 0: of the longest prefix.
+        """
+
+    def hold(self, table: int, names: Sequence[int], first: int, group: int) -> None:
+        """Reference the cached blocks of `names` from block `first` on."""
+
+    def hand_out_cached(self) -> None:
+        """Drop every cached block, and keep the order."""
+
     def trim(self, table: int, blocks: int) -> None:
         """Release the blocks behind the first `blocks`."""
 
@@ -4019,7 +4036,7 @@ class TestBlockPool:
     def changes(self) -> list[tuple[str, int, bool]]:
         """Names that blocks got and lost since the last call."""
 
-    def contents(self) -> list[int]: ...
+    def contents(self, group: int = 0) -> list[int]: ...
 
     def free_head(self, count: int) -> list[int]: ...
 

@@ -59,7 +59,7 @@ class VllmQueue:
         for block in taken:
             if self.names[block] is not None:
                 self.evictions += 1
-                self._remove_name(block)
+                self.remove_name(block)
             self.references[block] = 1
         table.blocks += taken
         return taken
@@ -95,7 +95,7 @@ class VllmQueue:
             table.named -= 1
         for block in table.blocks[table.named :]:
             if self.names[block] is not None:
-                self._remove_name(block)
+                self.remove_name(block)
 
     def mark_phantoms(self, table: Table, named: int) -> None:
         self.phantoms.update(table.blocks[named : table.named])
@@ -103,11 +103,11 @@ class VllmQueue:
     def reset(self) -> None:
         cached = sorted(block for block in self.free if self.names[block] is not None)
         for block in cached:
-            self._remove_name(block)
+            self.remove_name(block)
         rest = [block for block in self.free if block not in set(cached)]
         self.free = rest + cached if self.append_unnamed else cached + rest
 
-    def _remove_name(self, block: int) -> None:
+    def remove_name(self, block: int) -> None:
         name = self.names[block]
         assert name is not None
         blocks = self.index[name]

@@ -3,6 +3,7 @@
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 
 namespace understudy {
 
@@ -57,7 +58,7 @@ std::optional<StepReason> VllmEngine::why_step() const {
 // Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
 bool VllmEngine::is_offload_quiet() const {
   if (!offload_links_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
-  if (grouped_ != nullptr && !grouped_->kept_states().empty()) return false;  // the next schedule stores them
+  if (grouped_ != nullptr && !grouped_->blocks()->kept_states().empty()) return false;  // the next schedule stores them
   if (!offload_links_->submitted() || offload_links_->has_done() || planned_.meta != nullptr) return false;
   if (!scheduler_->left().deferred.empty() || !scheduler_->left().orphans.empty())
     return false;  // blocks that come free when a step has ended

@@ -13,7 +13,7 @@
 #include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
 #include "engine/vllm/config.hpp"
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/scheduler_state.hpp"
 #include "tiers/worker_tiers.hpp"

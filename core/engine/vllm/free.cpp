@@ -4,7 +4,7 @@
 
 #include "base/assert.hpp"
 #include "base/spares.hpp"
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/scheduler.hpp"
 
 namespace understudy {
@@ -34,8 +34,8 @@ void Scheduler::leave_blocks(EngineRequest& request, bool aborted, std::int64_t 
   }
   // vLLM hands over the blocks that the window still reads.
   if (grouped_ != nullptr && config_.offload) {
-    grouped_->leave_behind(
-        request, grouped_->processed(request, request.num_computed_tokens, request.last_step, steps_.processed));
+    grouped_->blocks()->leave_behind(request, grouped_->blocks()->processed(request, request.num_computed_tokens,
+                                                                            request.last_step, steps_.processed));
   }
   if (loading && !request.loaded) {
     left_.orphans[request.id] = {request.last_step, kv_.detach(request)};

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/scheduler.hpp"
 
 namespace understudy {
@@ -43,12 +43,12 @@ std::optional<std::uint32_t> Scheduler::match_groups(Admission& head, std::int64
     if (!connector_.can_load(requests_[head.slot], local, below)) below = 0;
   }
   if (below > inside && inside > 0) {
-    grouped_->truncate(head.hit, local);
+    grouped_->blocks()->truncate(head.hit, local);
   } else if (inside > 0) {
     below = 0;
   }
   if (replay > 0 && head.hit.tokens + below <= replay) {
-    grouped_->truncate(head.hit, 0);
+    grouped_->blocks()->truncate(head.hit, 0);
     below = 0;
   }
   head.hit_tokens = head.hit.tokens - std::min(head.hit.tokens, replay);
@@ -75,9 +75,9 @@ bool Scheduler::place_load(const Admission& head, std::uint32_t tokens, std::int
   if (grouped_ != nullptr) {
     const std::uint32_t total = head.hit.tokens + tokens;
     const bool reserves = config_.scheduler_reserve_full_isl;
-    if (reserves && grouped_->load_cost(request, total, request.known, true) + watermark > free) return false;
-    if (grouped_->load_cost(request, total, total, false) + watermark + lacking() > free) return false;
-    grouped_->place_load(request, total);
+    if (reserves && grouped_->blocks()->load_cost(request, total, request.known, true) + watermark > free) return false;
+    if (grouped_->blocks()->load_cost(request, total, total, false) + watermark + lacking() > free) return false;
+    grouped_->blocks()->place_load(request, total);
     grouped_->count_lookup(request.known, head.hit.tokens, request.status == RequestStatus::Preempted);
     begin_load(request, head.hit.tokens, tokens, now_ns);
     return true;
@@ -109,7 +109,7 @@ std::uint64_t Scheduler::lacking() const {
   std::uint64_t blocks = 0;
   for (const RequestSlot slot : prefills_in_flight_) {
     const EngineRequest& request = requests_[slot];
-    blocks += grouped_ != nullptr ? grouped_->lacks_whole(request)
+    blocks += grouped_ != nullptr ? grouped_->blocks()->lacks_whole(request)
                                   : kv_.lacks(request, std::min(request.known, config_.max_model_len));
   }
   return blocks;
@@ -126,7 +126,7 @@ void Scheduler::update_waiting_for_remote_kv(EngineRequest& request, std::int64_
     --request.num_computed_tokens;
     --request.loaded_tokens;
   }
-  if (grouped_ != nullptr) grouped_->loaded(request, request.num_computed_tokens);
+  if (grouped_ != nullptr) grouped_->blocks()->loaded(request, request.num_computed_tokens);
   request.status = request.before_park;
   request.loaded = false;
   if (!connector_.consumes()) request.record.parked_ns += now_ns - request.load_begun_ns;

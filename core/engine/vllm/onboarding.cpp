@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "engine/vllm/groups/block_groups.hpp"
+
 namespace understudy {
 
 Onboarding::Outcome Onboarding::load(const EngineRequest& request, const Admission& head, std::span<const SlotId> found,
@@ -32,7 +34,7 @@ Onboarding::Outcome Onboarding::load_groups(RequestSlot request, std::int64_t no
                                             std::span<const BlockIdentity> units, std::uint32_t known,
                                             std::uint32_t limit,
                                             const std::function<std::int64_t(std::size_t)>& saved_ns) {
-  const GroupTiers& below = grouped_->tiers();
+  const GroupTiers& below = grouped_->blocks()->tiers();
   auto outcome = Outcome::Miss;
   std::uint32_t before = 0;
   for (Tier lowest = tiers_->lowest(); lowest > Tier::G1; lowest = static_cast<Tier>(static_cast<int>(lowest) - 1)) {

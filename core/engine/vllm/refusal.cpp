@@ -1,7 +1,7 @@
 // Room for the head of the queue: whether it fits, and how long a refusal stays valid.
 #include <algorithm>
 
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/scheduler.hpp"
 
 namespace understudy {
@@ -31,8 +31,8 @@ bool Scheduler::fits_behind(const Admission& head) const {
   const EngineRequest& request = requests_[head.slot];
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
   if (grouped_ != nullptr) {
-    return grouped_->fits_behind(request, room_up_to(request, head.total(), true), watermark,
-                                 config_.scheduler_reserve_full_isl);
+    return grouped_->blocks()->fits_behind(request, room_up_to(request, head.total(), true), watermark,
+                                           config_.scheduler_reserve_full_isl);
   }
   const auto fit = [&](std::uint32_t tokens) { return kv_.lacks(request, tokens) + watermark <= kv_.available(); };
   if (config_.scheduler_reserve_full_isl && !fit(request.known)) return false;

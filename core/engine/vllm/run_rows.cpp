@@ -32,7 +32,7 @@ void RunRows::copied(SlotId id, BlockName name, std::uint32_t position, SlotId e
   add(EventKind::Stored, id, name, false);
 }
 
-void RunRows::removed(SlotId id, BlockName name, bool last) {
+void RunRows::removed(SlotId id, BlockName name, std::uint8_t, bool last) {
   if (tracks_ && last) names_.erase(name);
   add(EventKind::Removed, id, name, last);
 }

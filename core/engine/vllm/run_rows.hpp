@@ -66,7 +66,7 @@ class RunRows final : public EventSource, public Residency, private PoolListener
   void read_host();
   void stored(std::span<const SlotId> ids, std::span<const BlockName> names, std::uint32_t position) override;
   void copied(SlotId id, BlockName name, std::uint32_t position, SlotId earliest) override;
-  void removed(SlotId id, BlockName name, bool last) override;
+  void removed(SlotId id, BlockName name, std::uint8_t group, bool last) override;
   void add(EventKind kind, SlotId id, BlockName name, bool sole);
 
   BlockPool& pool_;

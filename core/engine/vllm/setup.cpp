@@ -4,6 +4,8 @@
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
+#include "engine/vllm/groups/run_groups.hpp"
 #include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/native_backend.hpp"
 #include "engine/vllm/rank_group.hpp"
@@ -348,13 +350,19 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
 // The cache of the device.
 void VllmEngine::make_kv(const EngineSite& site) {
   if (!config_.groups.empty()) {
-    auto grouped = std::make_unique<GroupedBackend>(config_);
+    std::unique_ptr<GroupedBackend> grouped;
+    if (!tiers_ && RunGroups::serves(config_)) {
+      grouped = std::make_unique<RunGroups>(config_);
+    } else {
+      grouped = std::make_unique<BlockGroups>(config_);
+    }
     grouped_ = grouped.get();
     kv_ = std::move(grouped);
-    if (tiers_ && !config_.offload) grouped_->use_tiers(*tiers_);
+    const bool has_tiers = tiers_ && !config_.offload;
+    if (has_tiers) grouped_->blocks()->use_tiers(*tiers_);
     if (!config_.group_events) {
       BlockStore* const host = config_.offload || tiers_ ? &store_ : nullptr;
-      group_rows_ = std::make_unique<GroupRows>(*grouped_, config_.event_ranges, host);
+      group_rows_ = std::make_unique<GroupRows>(*grouped_, config_.event_ranges, host, has_tiers);
       announcer_.read_from(*group_rows_);
     }
     const GroupLayout& layout = grouped_->layout();

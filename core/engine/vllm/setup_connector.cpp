@@ -12,7 +12,7 @@ std::unique_ptr<Connector> VllmEngine::make_offloading() {
   const VllmOffload& settings = *config_.offload;
   std::unique_ptr<OffloadConnector> scheduler;
   if (grouped_ != nullptr) {
-    scheduler = std::make_unique<GroupOffload>(settings, *grouped_, config_.num_gpu_blocks, store_);
+    scheduler = std::make_unique<GroupOffload>(settings, *grouped_->blocks(), config_.num_gpu_blocks, store_);
   } else {
     scheduler = std::make_unique<OffloadConnector>(settings, config_.block_size, config_.enable_prefix_caching, store_,
                                                    config_.num_gpu_blocks);

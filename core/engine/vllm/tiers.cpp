@@ -4,6 +4,7 @@
 
 #include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/run_rows.hpp"
 
 namespace understudy {
@@ -48,7 +49,7 @@ void VllmEngine::require_tiers() const {
 std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
   if (grouped_ != nullptr && tiers_ && !offload_) {
     const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
-    return grouped_->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
+    return grouped_->blocks()->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
   }
   if (grouped_ != nullptr || !tiers_) return kv_->cached(blocks) / config_.block_size;
   const std::vector<TierAnswer> answers = offload_ ? look_up_host(run_rows_, store_, blocks) : tiers_->lookup(blocks);
@@ -60,7 +61,7 @@ std::vector<TierAnswer> VllmEngine::tier_lookup(std::span<const BlockIdentity> b
   require_tiers();
   if (grouped_ == nullptr) return offload_ ? look_up_host(run_rows_, store_, blocks) : tiers_->lookup(blocks);
   require_group_tiers("tier_lookup");
-  const GroupTiers& below = grouped_->tiers();
+  const GroupTiers& below = grouped_->blocks()->tiers();
   const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
   const std::uint32_t tokens = below.find(blocks, 0, limit, tiers_->lowest());
   const GroupTiers::Needed needed = below.needed(blocks, tokens, limit, tiers_->lowest());
@@ -120,7 +121,7 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
     const std::uint32_t first = request.through;
     request.through = full;
     if (grouped_ != nullptr) {
-      const GroupedBackend::Offered& offered = grouped_->offered(request, first, full);
+      const BlockGroups::Offered& offered = grouped_->blocks()->offered(request, first, full);
       tiers_->write_through(turn.slot, now_ns, offered.slots, offered.blocks);
       tiers_->hold_copied(turn.slot);  // a window may leave a block before it is copied
       continue;
@@ -132,7 +133,7 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
 }
 
 std::uint32_t VllmEngine::num_keyed(const EngineRequest& request) const {
-  return grouped_ != nullptr ? grouped_->keyed_units(request) : request.keyed;
+  return grouped_ != nullptr ? grouped_->blocks()->keyed_units(request) : request.keyed;
 }
 
 FetchStages VllmEngine::fetch_stages() const {

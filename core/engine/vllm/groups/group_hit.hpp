@@ -10,6 +10,30 @@
 
 namespace understudy {
 
+struct LongestHit {
+  std::uint32_t tokens = 0;
+  std::uint32_t first = 0;  // of the first kind, which is full attention if there is any
+};
+
+// `find_kind(kind, limit)`: tokens of the longest hit of groups with equal settings.
+template <typename FindKind>
+LongestHit longest_hit(const GroupLayout& layout, std::uint32_t limit, FindKind find_kind) {
+  const auto& kinds = layout.kinds;
+  const auto is_full = [&](std::size_t k) { return layout.groups[kinds[k].front()].full(); };
+  std::vector<std::uint32_t> found(kinds.size(), 0);
+  LongestHit hit{limit, 0};
+  for (bool again = false;; again = true) {
+    std::uint32_t n = hit.tokens;
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+      n = again && is_full(k) ? std::min(n, found[k]) : found[k] = find_kind(kinds[k], n);
+      if (!again && k == 0) hit.first = n;
+    }
+    const bool done = n >= hit.tokens;
+    hit.tokens = n;
+    if (done || layout.groups.size() == 1 || (kinds.size() == 2 && is_full(0))) return hit;
+  }
+}
+
 // `present(kind, end)`: whether all groups of the kind have the key of the first `end` tokens. `full_run(kind)`:
 // leading tokens of a kind of full attention, in whole blocks. Equal to GroupedBackend::find, without its blocks.
 template <typename Present, typename FullRun>
@@ -20,20 +44,9 @@ class GroupHit {
 
   // Tokens, at most `limit`.
   std::uint32_t find(std::uint32_t limit) const {
-    const auto& kinds = layout_.kinds;
-    if (kinds.empty()) return 0;
-    std::vector<std::uint32_t> found(kinds.size(), 0);
-    std::uint32_t length = limit;
-    for (bool again = false;; again = true) {
-      std::uint32_t n = length;
-      for (std::size_t k = 0; k < kinds.size(); ++k) {
-        n = again && group(kinds[k]).full() ? std::min(n, found[k]) : found[k] = find_kind(kinds[k], n);
-      }
-      const bool done = n >= length;
-      length = n;
-      if (done || layout_.groups.size() == 1) break;
-      if (kinds.size() == 2 && group(kinds.front()).full()) break;
-    }
+    const std::uint32_t length = longest_hit(layout_, limit, [this](const Kind& kind, std::uint32_t most) {
+                                   return find_kind(kind, most);
+                                 }).tokens;
     return length <= layout_.replay ? 0 : length;
   }
 

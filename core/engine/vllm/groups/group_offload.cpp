@@ -8,7 +8,7 @@
 
 namespace understudy {
 
-GroupOffload::GroupOffload(const VllmOffload& config, GroupedBackend& backend, std::uint64_t num_device_blocks,
+GroupOffload::GroupOffload(const VllmOffload& config, BlockGroups& backend, std::uint64_t num_device_blocks,
                            BlockStore& store)
     : OffloadConnector(config, backend.layout().hash_block, true, store, num_device_blocks),
       backend_(backend),
@@ -54,7 +54,7 @@ GroupOffload::GroupOffload(const VllmOffload& config, GroupedBackend& backend, s
                std::ranges::all_of(offloaded_, [this](std::size_t g) {
                  return groups_[g].chunk == state_chunk_ && (!groups_[g].window || layout_.groups[g].state());
                });
-  backend.list_states(config.prompt_only ? GroupedBackend::KeptStates::OfPrompts : GroupedBackend::KeptStates::All);
+  backend.list_states(config.prompt_only ? BlockGroups::KeptStates::OfPrompts : BlockGroups::KeptStates::All);
 }
 
 void GroupOffload::came(const KvRequest& request) {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/offload_connector.hpp"
 
 namespace understudy {
@@ -18,7 +18,7 @@ namespace understudy {
 // chunks of all groups (tails) then end there.
 class GroupOffload final : public OffloadConnector {
  public:
-  GroupOffload(const VllmOffload& config, GroupedBackend& backend, std::uint64_t num_device_blocks, BlockStore& store);
+  GroupOffload(const VllmOffload& config, BlockGroups& backend, std::uint64_t num_device_blocks, BlockStore& store);
 
   void came(const KvRequest& request) override;
   std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns) override;
@@ -80,10 +80,10 @@ class GroupOffload final : public OffloadConnector {
   // The load with a tail behind `hit` tokens behind the local ones, if there is one.
   std::optional<std::uint32_t> scan_tails(State& state, const KvRequest& request, std::uint32_t local,
                                           std::uint32_t hit);
-  void store_states(std::vector<GroupedBackend::KeptState> states);
-  void store_tail(std::span<const GroupedBackend::KeptState> states);
+  void store_states(std::vector<BlockGroups::KeptState> states);
+  void store_tail(std::span<const BlockGroups::KeptState> states);
   // Store the chunks of these groups that end with a state, from one block each.
-  void store_end(const GroupedBackend::KeptState& state, std::span<const std::size_t> groups,
+  void store_end(const BlockGroups::KeptState& state, std::span<const std::size_t> groups,
                  std::span<const SlotId> blocks);
 
   // Offer chosen_ to the host; returns a job, yet without its blocks, for those that are absent there, if any.
@@ -110,7 +110,7 @@ class GroupOffload final : public OffloadConnector {
   void scatter(State& state);
   ChunkUser user(Tracked& tracked) { return {tracked.user, 0, positions_.data()}; }
 
-  GroupedBackend& backend_;
+  BlockGroups& backend_;
   const GroupLayout& layout_;
   std::vector<Group> groups_;
   std::vector<std::size_t> offloaded_;  // groups: those that are cached

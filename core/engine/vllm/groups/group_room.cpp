@@ -1,9 +1,8 @@
 // Blocks that a request needs, takes and leaves behind, group by group.
 #include <algorithm>
-#include <iterator>
 #include <limits>
+#include <utility>
 
-#include "base/assert.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
 
 namespace understudy {
@@ -30,8 +29,7 @@ std::uint64_t GroupedBackend::need_all(const KvRequest& request, std::uint32_t t
   if (!admission && slots <= r.room) return 0;
   std::uint64_t blocks = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    blocks += layout_.groups[g].state() ? need_state(request, r, g, total, slots, admission, whole)
-                                        : need(request, r, g, total, slots, admission, whole);
+    blocks += need(request, r, g, total, slots, admission, whole);
   }
   return blocks;
 }
@@ -40,35 +38,17 @@ std::uint64_t GroupedBackend::need_all(const KvRequest& request, std::uint32_t t
 std::uint64_t GroupedBackend::need(const KvRequest&, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
                                    bool admission, bool whole) {
   const KvGroup& group = layout_.groups[g];
-  const std::vector<SlotId>& table = r.groups[g].blocks;
-  if (group.kind == GroupKind::Circular) return table.empty() ? 1 : 0;
+  const std::size_t held = r.groups[g].size();
+  if (group.kind == GroupKind::Circular) return held == 0 ? 1 : 0;
   std::uint32_t want = ceil_div(slots, group.block_size);
   if (whole && layout_.caps[g]) want = std::min(want, *layout_.caps[g]);
   const std::uint32_t gone = group.skipped(total) / group.block_size;
-  const std::size_t found = admission ? hits_[g].size() : 0;
-  const std::size_t there = std::max<std::size_t>(gone, found + table.size());
+  const std::size_t found = admission ? num_found(g) : 0;
+  const std::size_t there = std::max<std::size_t>(gone, found + held);
   std::uint64_t blocks = want - std::min<std::size_t>(want, there);
   if (admission) blocks += unreferenced_[g];
   if (found > 0 && total % group.block_size != 0) ++blocks;  // the copy of the last one
   return blocks;
-}
-
-std::uint64_t GroupedBackend::need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total,
-                                         std::uint32_t slots, bool admission, bool whole) {
-  const KvGroup& group = layout_.groups[g];
-  GroupTable& table = r.groups[g];
-  const std::vector<SlotId>& hits = hits_[g];
-  const std::size_t found = admission ? hits.size() : 0;
-  const auto point = checkpoint(request, table, group, total, slots);
-  if (!whole) table.checkpoint = point;
-  if (found > 0 && hits.back() != kNoSlot && pool_.is_fresh(hits.back())) return kImpossible;
-  const bool tail = (found > 0 && total % group.block_size != 0) || table.tail != Tail::None;
-  std::int64_t blocks = std::int64_t{ceil_div(slots, group.block_size)} - static_cast<std::int64_t>(found) -
-                        static_cast<std::int64_t>(table.blocks.size());
-  if (tail) blocks = std::max<std::int64_t>(blocks, 0) + 1;
-  if (blocks > 0) blocks = std::min<std::int64_t>(blocks, 1 + (tail ? 1 : 0) + (point ? 1 : 0));
-  std::uint64_t answer = blocks > 0 ? static_cast<std::uint64_t>(blocks) : 0;
-  return admission ? answer + unreferenced_[g] : answer;
 }
 
 // A bound, for engines that ask whether every request can stay.
@@ -85,21 +65,19 @@ std::uint64_t GroupedBackend::beyond(const KvHit&, std::uint32_t tokens) const {
 KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
                                       std::int64_t now_ns) {
   const std::uint32_t slots = std::max(hit.tokens, tokens);
-  if (need_all(request, hit.tokens, slots, true, false) > pool_.num_free() + held()) return Room::Short;
+  if (need_all(request, hit.tokens, slots, true, false) > takeable()) return Room::Short;
   Record& r = record(request);
   adopt(r, hit.tokens, true);
-  if (tiers_ != nullptr) {
-    Room room = Room::Short;
-    try {
-      room = reserve(request, r, slots, now_ns);
-    } catch (...) {  // user-defined policy
-      release(request);
-      throw;
-    }
-    if (room != Room::Taken) {
-      release(request);
-      return room;
-    }
+  Room room = Room::Short;
+  try {
+    room = reserve(request, r, slots, now_ns);
+  } catch (...) {  // user-defined policy
+    release(request);
+    throw;
+  }
+  if (room != Room::Taken) {
+    release(request);
+    return room;
   }
   grow_all(request, r, slots);
   r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
@@ -118,10 +96,8 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   const std::uint32_t in_flight =
       config_.async_scheduling && r.last_schedule + 1 == schedule_ ? std::min(r.last_tokens, start) : 0;
   slide(request, r, start - in_flight);
-  if (need_all(request, start, tokens, false, false) > pool_.num_free() + held()) return Room::Short;
-  if (tiers_ != nullptr) {
-    if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
-  }
+  if (need_all(request, start, tokens, false, false) > takeable()) return Room::Short;
+  if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
   grow_all(request, r, tokens);
   r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
@@ -133,44 +109,9 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   return Room::Taken;
 }
 
-// Reference the blocks of the last find, for a request that has `total` tokens then.
-void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
-  if (total == 0) return;
-  r.keyed = total;
-  r.next_key = 0;
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const KvGroup& group = layout_.groups[g];
-    GroupTable& table = r.groups[g];
-    const std::vector<SlotId>& hits = hits_[g];
-    const std::ptrdiff_t gone = group.skipped(total) / group.block_size;
-    UNDERSTUDY_ASSERT(table.blocks.empty(), "a request is admitted without blocks");
-    table.blocks.assign(static_cast<std::size_t>(gone), kNoSlot);
-    if (gone < std::ssize(hits)) table.blocks.insert(table.blocks.end(), hits.begin() + gone, hits.end());
-    for (const SlotId block : table.blocks) {
-      if (block != kNoSlot) held_blocks_.add_cached(g, block, pool_.reference(block));
-    }
-    table.keyed = table.found = static_cast<std::uint32_t>(table.blocks.size());
-    if (!copies_tail || hits.empty() || total % group.block_size == 0) continue;
-    table.keyed = total / group.block_size;
-    table.tail = Tail::Found;
-  }
-}
-
 void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t slots) {
   if (slots <= r.room) return;
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const KvGroup& group = layout_.groups[g];
-    GroupTable& table = r.groups[g];
-    if (group.kind == GroupKind::Circular) {
-      take_up_to(table, g, 1);
-    } else if (group.state()) {
-      grow_state(request, table, g, slots);
-    } else {
-      copy_tail(request, table, g);
-      take_up_to(table, g, ceil_div(slots, group.block_size));
-    }
-  }
-  UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) grow_table(request, r.groups[g], g, slots);
   held_blocks_.note_peaks();
   update_room(r);
 }
@@ -180,55 +121,9 @@ void GroupedBackend::update_room(Record& r) const {
   std::uint64_t room = std::numeric_limits<std::uint32_t>::max();
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     if (layout_.groups[g].kind == GroupKind::Circular) continue;
-    room = std::min(room, std::uint64_t{r.groups[g].blocks.size()} * layout_.groups[g].block_size);
+    room = std::min(room, std::uint64_t{r.groups[g].size()} * layout_.groups[g].block_size);
   }
   r.room = static_cast<std::uint32_t>(room);
-}
-
-void GroupedBackend::grow_state(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t slots) {
-  const std::size_t want = ceil_div(slots, layout_.groups[g].block_size);
-  if (want <= table.blocks.size() && table.tail == Tail::None && !table.checkpoint) return;
-  copy_tail(request, table, g);
-  const std::size_t last = table.checkpoint ? 2 : 1;  // entries that get a block
-  if (want > last && table.blocks.size() < want - last) table.blocks.resize(want - last, kNoSlot);
-  take_up_to(table, g, want);
-}
-
-void GroupedBackend::take_up_to(GroupTable& table, std::size_t g, std::size_t size) {
-  const std::size_t held = table.blocks.size();
-  if (size <= held) return;
-  table.blocks.resize(size);
-  const std::span<SlotId> fresh = std::span(table.blocks).subspan(held);
-  take(fresh);
-  held_blocks_.add_free(g, fresh);
-}
-
-// With tiers: of the blocks that `reserve` has allocated.
-void GroupedBackend::take(std::span<SlotId> out) {
-  if (tiers_ == nullptr) return pool_.take(out);
-  UNDERSTUDY_ASSERT(out.size() <= reserved_.size(), "more blocks are taken than were reserved");
-  const auto end = reserved_.begin() + std::ssize(out);
-  std::copy(reserved_.begin(), end, out.begin());
-  reserved_.erase(reserved_.begin(), end);
-}
-
-// The request goes on in a copy: of a block that others may use, or (its own state) of one that stays cached.
-void GroupedBackend::copy_tail(const KvRequest& request, GroupTable& table, std::size_t g) {
-  if (table.tail == Tail::None) return;
-  const SlotId source = table.blocks.back();
-  const SlotId copy = take_one();
-  if (table.tail == Tail::Found) {
-    table.blocks.back() = copy;
-    held_blocks_.remove(g, {&source, 1}, 0);
-    held_blocks_.add_free(g, {&copy, 1});
-    pool_.reference(copy);
-  } else {
-    pool_.move_keys(source, copy);
-    pool_.reference(source);
-    if (lists_states_ != KeptStates::None) keep_state(request, g, copy);
-  }
-  table.tail = Tail::None;
-  ordered_.push_back({g, source, copy});
 }
 
 // ── Release ──
@@ -239,34 +134,14 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
-    std::size_t first = 0;
     std::size_t end = group.skipped(tokens) / group.block_size;
     if (group.kind == GroupKind::Rswa) {
       const std::uint32_t prompt = request.spec.prompt_tokens;
-      first = ceil_div(prompt, group.block_size);
       end = std::max(prompt, tokens - std::min(tokens, group.window)) / group.block_size;
-    } else if (group.state()) {
-      first = table.slid;
     }
-    end = std::min(end, table.blocks.size());
-    if (group.slides()) {
-      first = end;
-      while (first > 0 && table.blocks[first - 1] != kNoSlot) --first;
-      if (first < end) leave(table, g, first, end);
-      table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
-      continue;
-    }
-    freed_.clear();
-    for (std::size_t i = end; i-- > first;) {
-      if (table.blocks[i] == kNoSlot) {
-        if (group.state()) continue;
-        break;
-      }
-      freed_.push_back(table.blocks[i]);
-      table.blocks[i] = kNoSlot;
-    }
+    end = std::min(end, table.size());
+    leave(request, table, g, end);
     table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
-    held_blocks_.remove(g, freed_, pool_.release(freed_));
   }
   update_next_slide(r);
 }
@@ -281,50 +156,12 @@ void GroupedBackend::update_next_slide(Record& r) const {
   r.next_slide = static_cast<std::uint32_t>(next);
 }
 
-// Release the entries of a window that it has left behind, from the last one down. Most of them never had a key.
-void GroupedBackend::leave(GroupTable& table, std::size_t g, std::size_t first, std::size_t end) {
-  const auto entries = std::span(table.blocks);
-  std::size_t freed = 0;
-  const auto release_keyed = [&](std::size_t from, std::size_t to) {
-    freed_.assign(table.blocks.rend() - static_cast<std::ptrdiff_t>(to),
-                  table.blocks.rend() - static_cast<std::ptrdiff_t>(from));
-    freed += pool_.release(freed_);
-  };
-  const auto release_empty = [&](std::size_t from, std::size_t to) {
-    pool_.release_empty(entries.subspan(from, to - from));
-    freed += to - from;
-  };
-  const std::size_t found = std::clamp<std::size_t>(table.found, first, end);
-  const std::size_t named = std::clamp<std::size_t>(table.first_named, found, end);
-  const std::size_t unnamed = std::clamp<std::size_t>(table.end_named, named, end);
-  // Blocks without a key are handed out again from the last released on, those with one from the first.
-  if (first < found && named < unnamed) {
-    release_keyed(first, end);
-  } else {
-    if (first < found) release_keyed(first, found);
-    release_empty(found, named);
-    if (named < unnamed) release_keyed(named, unnamed);
-    release_empty(unnamed, end);
-  }
-  held_blocks_.remove(g, entries.subspan(first, end - first), freed);
-  std::ranges::fill(entries.subspan(first, end - first), kNoSlot);
-}
-
 void GroupedBackend::release(KvRequest& request) {
   Record& r = record(request);
-  forget_states(request);
   for (std::size_t g = 0; g < r.groups.size(); ++g) {
     GroupTable& table = r.groups[g];
-    freed_.clear();
-    const std::size_t first = layout_.groups[g].full() ? 0 : table.slid;  // leading entries are null
-    for (std::size_t i = table.blocks.size(); i-- > first;) {
-      if (table.blocks[i] != kNoSlot) freed_.push_back(table.blocks[i]);
-    }
-    held_blocks_.remove(g, freed_, pool_.release(freed_));
-    table.blocks.clear();
+    release_blocks(table, g);
     table.keyed = table.keyed_before = table.slid = 0;
-    table.found = table.end_named = 0;
-    table.first_named = ~std::uint32_t{0};
     table.tail = Tail::None;
     table.checkpoint.reset();
   }
@@ -336,25 +173,120 @@ void GroupedBackend::release(KvRequest& request) {
 
 bool GroupedBackend::holds(const KvRequest& request) const {
   return request.slot < records_.size() &&
-         std::ranges::any_of(records_[request.slot].groups, [](const GroupTable& t) { return !t.blocks.empty(); });
+         std::ranges::any_of(records_[request.slot].groups, [](const GroupTable& t) { return t.size() > 0; });
 }
 
-KvTable GroupedBackend::detach(KvRequest& request) {
-  std::vector<SlotId> blocks;
+void GroupedBackend::remember_keyed(Record& r) {
+  r.keyed_before = r.keyed;
+  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+}
+
+void GroupedBackend::withdraw(KvRequest& request, bool keep_matchable) {
   Record& r = record(request);
-  for (std::size_t g = 0; g < r.groups.size(); ++g) {
-    GroupTable& table = r.groups[g];
-    held_blocks_.remove(g, table.blocks, 0);
-    std::ranges::copy_if(table.blocks, std::back_inserter(blocks), [](SlotId block) { return block != kNoSlot; });
-    table.blocks.clear();
-  }
-  release(request);  // the rest of its record
-  return {std::move(blocks), {}};
+  if (keep_matchable) return;
+  for (GroupTable& table : r.groups) drop_new_keys(table);
+  r.keyed = r.keyed_before;
+  r.next_key = 0;
+  r.computed = r.computed_before;
 }
 
-void GroupedBackend::release_table(KvTable table) {
-  freed_.assign(table.ids.rbegin(), table.ids.rend());
-  pool_.release(freed_);
+// ── Which blocks get keys, and when: what other requests can find ──
+
+// Give the blocks of the first `tokens` tokens their keys.
+void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
+  if (!config_.enable_prefix_caching) return;
+  need_names(request, tokens);
+  Record& r = record(request);
+  if (tokens < r.next_key) return;
+  const std::uint32_t n = rounds_keys() ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
+  r.keyed = std::max(r.keyed, n);
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.cacheable()) key_group(request, r, g, n);
+  }
+  update_next_key(r);
+}
+
+void GroupedBackend::update_next_key(Record& r) const {
+  if (layout_.has_states || has_tails_) return;
+  std::uint64_t next = std::numeric_limits<std::uint32_t>::max();
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.cacheable()) next = std::min(next, tokens_to_key(r.groups[g], group));
+  }
+  r.next_key = static_cast<std::uint32_t>(next);
+}
+
+bool GroupedBackend::keys_for(const KvRequest& waiting, KvRequest& request, std::uint32_t tokens) {
+  if (!config_.enable_prefix_caching) return false;
+  std::uint64_t first = tokens;  // tokens before the first block without a key
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.cacheable()) first = std::min(first, std::uint64_t{record(request).groups[g].keyed} * group.block_size);
+  }
+  // Contents that differ in one unit of hashing differ in all later ones.
+  const std::size_t unit = first / layout_.hash_block;
+  if (unit >= tokens / layout_.hash_block || unit >= num_names(waiting)) return false;
+  need_names(request, tokens);
+  return unit_name(request, unit) == unit_name(waiting, unit);
+}
+
+void GroupedBackend::end_event(const KvRequest& request, const GroupTable& table, std::size_t g, std::uint32_t full,
+                               GroupEvent event, std::vector<GroupEvent>& out) const {
+  const std::uint32_t block = layout_.groups[g].block_size;
+  event.stored = true;
+  event.group = static_cast<std::uint8_t>(g);
+  event.block_size = block;
+  event.position = table.keyed * block;
+  event.length = (full - table.keyed) * block;
+  event.has_parent = table.keyed > 0;
+  if (event.has_parent) event.parent = unit_name(request, event.position / layout_.hash_block - 1);
+  event.request = request.id;
+  event.units = units(request, event);
+  out.push_back(std::move(event));
+}
+
+std::vector<BlockIdentity> GroupedBackend::units(const KvRequest& request, const GroupEvent& event) const {
+  const std::uint32_t unit = layout_.hash_block;
+  const auto first = request.blocks.begin() + event.position / unit;
+  return {first, first + event.length / unit};
+}
+
+GroupedBackend::Range GroupedBackend::next_kept(const KvRequest& request, const Record& r, const KvGroup& group,
+                                                std::uint32_t index, std::uint32_t end) const {
+  if (!group.slides() && !group.state()) return {index, end};
+  if (layout_.retention == std::uint32_t{0} && (r.junction == 0 || index > r.junction / group.block_size)) {
+    // Only blocks at the end of the prompt get a key, and those at a junction, which lies before.
+    const std::uint32_t last =
+        (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit / group.block_size;
+    const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
+    const std::uint32_t first = std::max(index, last - std::min(last, need));
+    return first < std::min(last, end) ? Range{first, std::min(last, end)} : Range{end, end};
+  }
+  while (index < end && !keeps(request, r, group, index, true)) ++index;
+  std::uint32_t last = index;
+  while (last < end && keeps(request, r, group, last, true)) ++last;
+  return {index, last};
+}
+
+bool GroupedBackend::keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
+                           bool reach) const {
+  // By the retention interval, or (with `reach`) because the prompt or a junction ends there.
+  const std::uint32_t block = group.block_size;
+  if (!group.slides() && !group.state()) return true;
+  const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
+  if (!layout_.retention || *layout_.retention > 0) {
+    if (!layout_.retention && group.state()) return true;
+    const std::uint32_t period = (layout_.retention ? *layout_.retention : layout_.hit_unit) / block;
+    if (need >= period || index % period >= period - need) return true;
+    if (!layout_.retention) return false;
+  }
+  if (!reach) return false;
+  const auto covers = [&](std::uint32_t position) {
+    const std::uint32_t end = position / layout_.hit_unit * layout_.hit_unit / block;  // blocks
+    return index < end && index + need >= end;
+  };
+  return covers(request.spec.prompt_tokens - 1) || (r.junction > 0 && covers(r.junction));
 }
 
 }  // namespace understudy

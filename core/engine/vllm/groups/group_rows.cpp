@@ -78,7 +78,7 @@ void GroupRows::add_removed(const GroupEvent& event) {
 
 void GroupRows::add_host(std::span<const EventRecord> rows) {
   for (const EventRecord& row : rows) host_blocks_ += row.kind == EventKind::Stored ? 1 : ~std::uint64_t{0};
-  if (!backend_.has_tiers()) return add_chunks(rows);
+  if (!has_tiers_) return add_chunks(rows);
   const std::size_t begin = rows_.size();
   rows_.insert(rows_.end(), rows.begin(), rows.end());
   split_groups(std::span(rows_).subspan(begin), backend_.layout().groups.size());
@@ -108,7 +108,7 @@ void GroupRows::add_chunks(std::span<const EventRecord> rows) {
 }
 
 std::uint64_t GroupRows::host_key(const BlockIdentity& block) const {
-  if (backend_.has_tiers()) return block.sequence_hash();
+  if (has_tiers_) return block.sequence_hash();
   return group_key(block.sequence_hash(), group_of_chunk(block.lineage));
 }
 

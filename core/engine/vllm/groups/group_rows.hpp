@@ -18,7 +18,8 @@ namespace understudy {
 // row each; null: there is none.
 class GroupRows final : public EventSource, public Residency {
  public:
-  GroupRows(GroupedBackend& backend, bool ranges, BlockStore* host) : backend_(backend), ranges_(ranges), host_(host) {}
+  GroupRows(GroupedBackend& backend, bool ranges, BlockStore* host, bool has_tiers)
+      : backend_(backend), ranges_(ranges), host_(host), has_tiers_(has_tiers) {}
 
   std::span<const EventRecord> unread() override;
   void clear() override { rows_.clear(); }
@@ -52,6 +53,7 @@ class GroupRows final : public EventSource, public Residency {
   GroupedBackend& backend_;
   const bool ranges_;
   BlockStore* host_;
+  const bool has_tiers_;
   std::uint64_t host_blocks_ = 0;  // or chunks, by the rows
   EventRecords rows_;
   FlatMap<Held> held_;  // by key

@@ -1,7 +1,7 @@
 // State groups: where a prompt is split so that a state can be kept, and the keys of states.
 #include <algorithm>
 
-#include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/groups/block_groups.hpp"
 
 namespace understudy {
 
@@ -18,13 +18,13 @@ bool inside_chunk(std::uint32_t start, std::uint32_t end, std::uint32_t point, s
 }  // namespace
 
 // The end of a prompt, or of what a resumed request computes again.
-std::uint32_t GroupedBackend::stop_of(const KvRequest& request) const {
+std::uint32_t BlockGroups::stop_of(const KvRequest& request) const {
   return std::max(request.spec.prompt_tokens, request.known - 1);
 }
 
-std::optional<GroupedBackend::Checkpoint> GroupedBackend::checkpoint(const KvRequest& request, const GroupTable& table,
-                                                                     const KvGroup& group, std::uint32_t start,
-                                                                     std::uint32_t end) const {
+std::optional<BlockGroups::Checkpoint> BlockGroups::checkpoint(const KvRequest& request, const GroupTable& table,
+                                                               const KvGroup& group, std::uint32_t start,
+                                                               std::uint32_t end) const {
   if (group.checkpoint_blocks == 0 || end == 0) return std::nullopt;
   if (layout_.retention == std::uint32_t{0} && end < stop_of(request)) return std::nullopt;
   const std::uint32_t point = (end - 1) / layout_.hit_unit * layout_.hit_unit;
@@ -37,7 +37,7 @@ std::optional<GroupedBackend::Checkpoint> GroupedBackend::checkpoint(const KvReq
 }
 
 // Whether the last state that is kept lies inside the chunk, for every state group.
-bool GroupedBackend::ends_internally(const KvRequest& request, std::uint32_t start, std::uint32_t end) const {
+bool BlockGroups::ends_internally(const KvRequest& request, std::uint32_t start, std::uint32_t end) const {
   const std::uint32_t stop = stop_of(request);
   if (end < stop) return false;
   const KvGroup* first = nullptr;
@@ -51,7 +51,7 @@ bool GroupedBackend::ends_internally(const KvRequest& request, std::uint32_t sta
   return inside_chunk(start, end, point, layout_.block, layout_.hash_block, first->checkpoint_alignment);
 }
 
-std::uint32_t GroupedBackend::split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const {
+std::uint32_t BlockGroups::split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const {
   const std::uint32_t stop = stop_of(request);
   if (!layout_.has_states || start >= stop) return tokens;
   const std::uint32_t block = layout_.block;
@@ -82,7 +82,7 @@ std::uint32_t GroupedBackend::split(const KvRequest& request, std::uint32_t star
   return nearest - start;
 }
 
-void GroupedBackend::key_state(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens) {
+void BlockGroups::key_state(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens) {
   const KvGroup& group = layout_.groups[g];
   GroupTable& table = r.groups[g];
   const std::uint32_t prompt = request.spec.prompt_tokens;
@@ -113,17 +113,29 @@ void GroupedBackend::key_state(KvRequest& request, Record& r, std::size_t g, std
   table.keyed = index;
 }
 
-void GroupedBackend::keep_states(const KvRequest& request, std::size_t g, std::uint32_t first, std::uint32_t end) {
+void BlockGroups::keep_states(const KvRequest& request, std::size_t g, std::uint32_t first, std::uint32_t end) {
   const std::vector<SlotId>& blocks = records_[request.slot].groups[g].blocks;
   for (std::uint32_t i = first; i < end; ++i) {
     if (blocks[i] != kNoSlot) keep_state(request, g, blocks[i]);
   }
 }
 
-void GroupedBackend::keep_state(const KvRequest& request, std::size_t g, SlotId block) {
+void BlockGroups::keep_state(const KvRequest& request, std::size_t g, SlotId block) {
   const std::uint32_t end = pool_.longest_key(block);
   if (end == 0 || (lists_states_ == KeptStates::OfPrompts && end > request.spec.prompt_tokens)) return;
   kept_states_.push_back({request.slot, g, block, end, request.blocks[end / layout_.hash_block - 1]});
+}
+
+bool BlockGroups::lists_state(const KvRequest& request, std::uint32_t position) const {
+  if (lists_states_ == KeptStates::None) return false;
+  const Record& r = records_[request.slot];
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (!group.state() || next_keys(r.groups[g], group) > position) continue;
+    const std::uint64_t first = (std::uint64_t{r.groups[g].keyed} + 1) * group.block_size;
+    if (lists_states_ == KeptStates::All || first <= request.spec.prompt_tokens) return true;
+  }
+  return false;
 }
 
 }  // namespace understudy

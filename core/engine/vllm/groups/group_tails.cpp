@@ -28,8 +28,8 @@ std::optional<std::uint32_t> GroupOffload::scan_tails(State& state, const KvRequ
 }
 
 // Those that end with a chunk, one by one; then those inside a block, together with the tails of the other groups.
-void GroupOffload::store_states(std::vector<GroupedBackend::KeptState> states) {
-  using KeptState = GroupedBackend::KeptState;
+void GroupOffload::store_states(std::vector<BlockGroups::KeptState> states) {
+  using KeptState = BlockGroups::KeptState;
   std::ranges::stable_sort(states, {}, &KeptState::group);
   std::vector<RequestSlot> slots;  // in the order of their first states
   for (const KeptState& kept : states) {
@@ -53,19 +53,19 @@ void GroupOffload::store_states(std::vector<GroupedBackend::KeptState> states) {
   }
 }
 
-void GroupOffload::store_tail(std::span<const GroupedBackend::KeptState> states) {
+void GroupOffload::store_tail(std::span<const BlockGroups::KeptState> states) {
   const std::size_t place = states.front().end / state_chunk_;
   std::vector<SlotId> blocks;
   for (const std::size_t g : offloaded_) {
     const std::vector<SlotId>& held = states_[seats_[states.front().slot].tracked].groups[g].blocks;
-    const auto state = std::ranges::find(states, g, &GroupedBackend::KeptState::group);
+    const auto state = std::ranges::find(states, g, &BlockGroups::KeptState::group);
     if (layout_.groups[g].state() ? state == states.end() : place >= held.size()) return;
     blocks.push_back(layout_.groups[g].state() ? state->block : held[place]);
   }
   store_end(states.front(), offloaded_, blocks);
 }
 
-void GroupOffload::store_end(const GroupedBackend::KeptState& state, std::span<const std::size_t> groups,
+void GroupOffload::store_end(const BlockGroups::KeptState& state, std::span<const std::size_t> groups,
                              std::span<const SlotId> blocks) {
   const std::uint32_t index = seats_[state.slot].tracked;
   chosen_.clear();

@@ -5,8 +5,8 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "engine/vllm/groups/block_groups.hpp"
 #include "engine/vllm/groups/group_hit.hpp"
-#include "engine/vllm/groups/grouped_backend.hpp"
 
 namespace understudy {
 
@@ -25,13 +25,13 @@ std::uint32_t GroupTiers::find(std::span<const BlockIdentity> units, std::uint32
 bool GroupTiers::on_device(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end) const {
   const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
   return std::ranges::all_of(
-      kind, [&](std::size_t g) { return pool_.find(GroupKey::without_neighbours(content, g)) != kNoSlot; });
+      kind, [&](std::size_t g) { return pool_.find(GroupKey{content, static_cast<std::uint8_t>(g)}) != kNoSlot; });
 }
 
 bool GroupTiers::present(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end, Tier lowest) const {
   const BlockIdentity& unit = units[end / layout_.hash_block - 1];
   return std::ranges::all_of(kind, [&](std::size_t g) {
-    return pool_.find(GroupKey::without_neighbours(unit.sequence_hash(), g)) != kNoSlot ||
+    return pool_.find(GroupKey{unit.sequence_hash(), static_cast<std::uint8_t>(g)}) != kNoSlot ||
            tiers_.has_below(identity(unit, g), lowest);
   });
 }
@@ -79,7 +79,7 @@ GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std:
 // ── The device ──
 
 SlotId GroupTiers::find(const BlockIdentity& block) const {
-  return pool_.find(GroupKey::without_neighbours(content_of(block), group_of(block)));
+  return pool_.find(GroupKey{content_of(block), group_of(block)});
 }
 
 std::optional<BlockIdentity> GroupTiers::name_of(SlotId slot) const {
@@ -131,7 +131,7 @@ void GroupTiers::commit(std::span<const SlotId> slots, std::span<const BlockIden
     const std::uint8_t g = group_of(blocks[i]);
     const BlockIdentity last = unit_of_block(blocks[i], layout_.groups.size());
     const std::uint32_t end = (last.position() + 1) * unit;
-    pool_.add_key(slots[i], GroupKey::without_neighbours(last.sequence_hash(), g), end, false);
+    pool_.add_key(slots[i], GroupKey{last.sequence_hash(), g}, end, false);
     if (events.empty()) continue;
     GroupEvent& event = events[g];
     if (!event.stored || event.position + event.length + unit != end) {
@@ -162,14 +162,14 @@ void GroupTiers::release(std::span<const SlotId> slots) {
 
 // ── In the backend ──
 
-void GroupedBackend::use_tiers(WorkerTiers& tiers) {
+void BlockGroups::use_tiers(WorkerTiers& tiers) {
   tiers_ = &tiers;
   held_blocks_.count_tables(pool_.num_blocks());
   below_ = std::make_unique<GroupTiers>(layout_, pool_, tiers);
   tiers.use_device(*below_, layout_.groups.size());
 }
 
-std::span<const SlotId> GroupedBackend::found(const KvHit&) const {
+std::span<const SlotId> BlockGroups::found(const KvHit&) const {
   found_.clear();
   for (const auto& hits : hits_) {
     std::ranges::copy_if(hits, std::back_inserter(found_), [](SlotId block) { return block != kNoSlot; });
@@ -177,8 +177,7 @@ std::span<const SlotId> GroupedBackend::found(const KvHit&) const {
   return found_;
 }
 
-const GroupedBackend::Offered& GroupedBackend::offered(const KvRequest& request, std::uint32_t first,
-                                                       std::uint32_t end) {
+const BlockGroups::Offered& BlockGroups::offered(const KvRequest& request, std::uint32_t first, std::uint32_t end) {
   offered_.slots.clear();
   offered_.blocks.clear();
   for (std::uint32_t unit = first + 1; unit <= end; ++unit) {
@@ -194,7 +193,7 @@ const GroupedBackend::Offered& GroupedBackend::offered(const KvRequest& request,
 }
 
 // The request's block of group `g` that lookups find by the key of `end`; kNoSlot: none.
-SlotId GroupedBackend::keyed_block(const KvRequest& request, std::size_t g, std::uint32_t end) const {
+SlotId BlockGroups::keyed_block(const KvRequest& request, std::size_t g, std::uint32_t end) const {
   const KvGroup& group = layout_.groups[g];
   const Record& r = records_[request.slot];
   const GroupTable& table = r.groups[g];
@@ -208,7 +207,7 @@ SlotId GroupedBackend::keyed_block(const KvRequest& request, std::size_t g, std:
 }
 
 // Blocks that grow_all takes.
-std::size_t GroupedBackend::growth(const GroupTable& table, const KvGroup& group, std::uint32_t slots) {
+std::size_t BlockGroups::growth(const GroupTable& table, const KvGroup& group, std::uint32_t slots) {
   if (group.kind == GroupKind::Circular) return table.blocks.empty() ? 1 : 0;
   const std::size_t want = ceil_div(slots, group.block_size);
   std::size_t blocks = want - std::min(want, table.blocks.size());
@@ -216,8 +215,9 @@ std::size_t GroupedBackend::growth(const GroupTable& table, const KvGroup& group
   return blocks + (table.tail == Tail::None ? 0 : 1);
 }
 
-KvBackend::Room GroupedBackend::reserve(const KvRequest& request, const Record& r, std::uint32_t slots,
-                                        std::int64_t now_ns) {
+KvBackend::Room BlockGroups::reserve(const KvRequest& request, const Record& r, std::uint32_t slots,
+                                     std::int64_t now_ns) {
+  if (tiers_ == nullptr) return Room::Taken;
   std::size_t count = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) count += growth(r.groups[g], layout_.groups[g], slots);
   reserved_.clear();

@@ -15,51 +15,43 @@ GroupLayout layout_of(const VllmConfig& c) {
 
 namespace {
 
-// Whether a hit may end inside a block of some group, which is then copied.
-bool may_copy(const GroupLayout& layout) {
-  return layout.has_states || std::ranges::any_of(layout.groups, [&](const KvGroup& group) {
-           return group.kind == GroupKind::ChunkedLocal || group.block_size != layout.groups.front().block_size;
-         });
-}
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+std::uint64_t round_up(std::uint64_t tokens, std::uint64_t unit) { return (tokens + unit - 1) / unit * unit; }
 
 }  // namespace
 
 GroupedBackend::GroupedBackend(const VllmConfig& config)
     : config_(config),
       layout_(layout_of(config)),
-      pool_(config.num_gpu_blocks, (config.events || config.check) && config.enable_prefix_caching),
-      hits_(layout_.groups.size()),
       unreferenced_(layout_.groups.size()),
       held_blocks_(layout_.groups.size()) {
   for (const KvGroup& group : layout_.groups) {
-    units_per_block_.push_back(group.block_size / layout_.hash_block);
     has_rswa_ |= group.kind == GroupKind::Rswa;
     has_tails_ |=
         (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) && group.block_size != layout_.hash_block;
   }
-  if (may_copy(layout_) || config.offload || config.transfer) held_blocks_.count_tables(config.num_gpu_blocks);
 }
 
-void GroupedBackend::begin_schedule() {
-  ++schedule_;
-  pool_.begin_schedule();
-  copies_.clear();
-}
-
-void GroupedBackend::end_schedule() {
-  if (!ordered_.empty()) pool_.release(end_schedule_later());
-}
-
-std::vector<SlotId> GroupedBackend::end_schedule_later() {
-  std::vector<SlotId> blocks;
-  std::ranges::stable_sort(ordered_, {}, &Copy::group);
-  for (const Copy& copy : ordered_) {
-    copies_.emplace_back(copy.from, copy.to);
-    blocks.push_back(copy.from);
-    blocks.push_back(copy.to);
-  }
-  ordered_.clear();
-  return blocks;
+// The longest hit that all groups can serve.
+KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
+  Record& r = record(request);
+  r.junction = 0;
+  std::ranges::fill(unreferenced_, 0);
+  const bool caches = config_.enable_prefix_caching;
+  if (caches) need_names(request, limit);
+  begin_find(request, caches ? limit : 0);
+  if (!caches) return {};
+  const LongestHit longest =
+      longest_hit(layout_, limit, [&](const Kind& kind, std::uint32_t most) { return find_kind(request, kind, most); });
+  std::uint32_t length = longest.tokens;
+  if (layout_.groups.size() > 1 && longest.first > length) r.junction = longest.first;
+  if (length <= layout_.replay && !config_.offload) length = 0;  // a host may have more
+  end_find(length);
+  KvHit hit;
+  hit.tokens = length;
+  for (const std::uint64_t blocks : unreferenced_) hit.unreferenced += blocks;
+  return hit;
 }
 
 void GroupedBackend::received(KvRequest& request, std::uint32_t computed) {
@@ -94,35 +86,10 @@ GroupReport GroupedBackend::report() const {
 
 // ── Watch ──
 
-PoolMetrics GroupedBackend::metrics() const {
-  PoolMetrics m;
-  m.total_blocks = pool_.num_blocks();
-  m.reset_blocks = pool_.num_free() - pool_.num_cached();
-  m.inactive_blocks = pool_.num_cached();
-  m.active_blocks = pool_.num_blocks() - pool_.num_free();
-  m.evictions = pool_.evictions();
-  m.registrations = pool_.registrations();
-  return m;
-}
-
 std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> requests) const {
   std::vector<std::uint64_t> counts(layout_.groups.size(), 0);
   for (const RequestSlot slot : requests) {
-    for (std::size_t g = 0; g < counts.size(); ++g) {
-      const GroupTable& table = records_[slot].groups[g];
-      const KvGroup& group = layout_.groups[g];
-      if (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) {  // no entry is null
-        counts[g] += table.blocks.size();
-        continue;
-      }
-      std::size_t first = group.full() ? 0 : table.slid;              // leading entries are null
-      if (group.slides() || group.kind == GroupKind::ChunkedLocal) {  // and none behind them
-        while (first < table.blocks.size() && table.blocks[first] == kNoSlot) ++first;
-        counts[g] += table.blocks.size() - first;
-        continue;
-      }
-      for (std::size_t i = first; i < table.blocks.size(); ++i) counts[g] += table.blocks[i] != kNoSlot;
-    }
+    for (std::size_t g = 0; g < counts.size(); ++g) counts[g] += num_held(records_[slot].groups[g], g);
   }
   return counts;
 }
@@ -130,11 +97,12 @@ std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> req
 void GroupedBackend::check(std::span<const RequestSlot> holders, std::uint64_t kept) const {
   std::uint64_t references = kept;
   for (const std::uint64_t blocks : held(holders)) references += blocks;
-  pool_.check(references + 2 * ordered_.size());
+  check_pool(references);
   std::vector<std::unordered_set<SlotId>> distinct(layout_.groups.size());
+  std::vector<SlotId> room;
   for (const Record& r : records_) {
     for (std::size_t g = 0; g < r.groups.size(); ++g) {
-      for (const SlotId block : r.groups[g].blocks) {
+      for (const SlotId block : entries(r.groups[g], room)) {
         if (block != kNoSlot) distinct[g].insert(block);
       }
     }
@@ -147,37 +115,112 @@ void GroupedBackend::check(std::span<const RequestSlot> holders, std::uint64_t k
   for (std::size_t slot = 0; slot < records_.size(); ++slot) {
     if (std::ranges::find(holders, slot) != holders.end()) continue;
     for (const GroupTable& table : records_[slot].groups) {
-      if (!table.blocks.empty()) throw Error(ErrorKind::InvariantViolated, "a request that does not run holds blocks");
+      if (table.size() > 0) throw Error(ErrorKind::InvariantViolated, "a request that does not run holds blocks");
     }
   }
-}
-
-std::uint32_t GroupedBackend::cached(std::span<const BlockIdentity> units) const {
-  if (!config_.enable_prefix_caching) return 0;
-  const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
-    return std::ranges::all_of(kind, [&](std::size_t g) { return pool_.find(key_of(units, g, end)) != kNoSlot; });
-  };
-  const auto limit = static_cast<std::uint32_t>(units.size() * layout_.hash_block);
-  const auto full_run = [&](const std::vector<std::size_t>& kind) {
-    const std::uint32_t block = layout_.groups[kind.front()].block_size;
-    std::uint32_t length = 0;
-    while (length + block <= limit && present(kind, length + block)) length += block;
-    return length;
-  };
-  return GroupHit(layout_, present, full_run).find(limit);
 }
 
 std::uint64_t GroupedBackend::digest(std::span<const RequestSlot> running) const {
-  std::uint64_t hash = pool_.num_free() * 31 + pool_.num_cached();
+  std::uint64_t hash = available() * 31 + usage().cached;
+  std::vector<SlotId> room;
   const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u; };
   for (const RequestSlot slot : running) {
     for (const GroupTable& table : records_[slot].groups) {
-      mix(table.blocks.size());
+      mix(table.size());
       mix(table.keyed);
-      for (const SlotId block : table.blocks) mix(block != kNoSlot);
+      for (const SlotId block : entries(table, room)) mix(block != kNoSlot);
     }
   }
   return hash;
+}
+
+// ── Decode steps that a fast-forward skips, because they change no block of a request ──
+
+bool GroupedBackend::settled(const KvRequest& request) const {
+  return std::ranges::all_of(records_[request.slot].groups,
+                             [](const GroupTable& table) { return table.tail == Tail::None && !table.checkpoint; });
+}
+
+std::uint64_t GroupedBackend::steps_to_change(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  std::uint64_t next = kNever;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.kind == GroupKind::Circular) continue;
+    const GroupTable& table = r.groups[g];
+    next = std::min({next, std::uint64_t{table.size()} * group.block_size, next_slide(request, table, group),
+                     next_keys(table, group)});
+  }
+  return next - std::min<std::uint64_t>(next, position);
+}
+
+// The position whose step leaves a block behind.
+std::uint64_t GroupedBackend::next_slide(const KvRequest& request, const GroupTable& table,
+                                         const KvGroup& group) const {
+  const std::uint64_t in_flight = config_.async_scheduling ? 1 : 0;
+  if (group.kind != GroupKind::Rswa) {
+    const std::uint64_t tokens = group.tokens_to_skip((std::uint64_t{table.slid} + 1) * group.block_size);
+    return tokens == kNever ? kNever : tokens + in_flight;
+  }
+  const std::uint64_t first =
+      std::max<std::uint64_t>(table.slid, ceil_div(request.spec.prompt_tokens, group.block_size));
+  return (first + 1) * group.block_size + group.window + in_flight;
+}
+
+// The position whose step fills a block, which may get a key.
+std::uint64_t GroupedBackend::next_keys(const GroupTable& table, const KvGroup& group) const {
+  if (!config_.enable_prefix_caching || !group.cacheable()) return kNever;
+  return tokens_to_key(table, group) - (config_.async_scheduling ? 0 : 1);
+}
+
+std::uint64_t GroupedBackend::tokens_to_key(const GroupTable& table, const KvGroup& group) const {
+  const std::uint64_t end = (std::uint64_t{table.keyed} + 1) * group.block_size;
+  return rounds_keys() ? round_up(end, layout_.scheduler_block) : end;
+}
+
+std::uint64_t GroupedBackend::step_cost(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.kind == GroupKind::Circular) continue;
+    blocks += ceil_div(std::uint64_t{position} + 1, group.block_size) > r.groups[g].size();
+  }
+  return blocks;
+}
+
+std::uint64_t GroupedBackend::step_frees(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  const std::uint32_t tokens = position - (config_.async_scheduling ? 1 : 0);
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    const GroupTable& table = r.groups[g];
+    const std::size_t end = group.kind == GroupKind::Rswa ? table.size() : group.skipped(tokens) / group.block_size;
+    blocks += std::min(end, table.size()) - std::min<std::size_t>({end, table.size(), table.slid});
+  }
+  return blocks;
+}
+
+KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns) {
+  Record& r = records_[request.slot];
+  slide(request, r, position - (config_.async_scheduling ? 1 : 0));
+  if (need_all(request, position, position + 1, false, false) > available()) return Room::Short;
+  if (const Room room = reserve(request, r, position + 1, now_ns); room != Room::Taken) return room;
+  grow_all(request, r, position + 1);
+  remember_keyed(r);
+  key(request, position + (config_.async_scheduling ? 0 : 1));
+  skip_to(request, position + 1);
+  return Room::Taken;
+}
+
+void GroupedBackend::skip_to(const KvRequest& request, std::uint32_t computed) {
+  Record& r = records_[request.slot];
+  r.computed = computed;
+  r.computed_before = computed - 1;
+  r.computed_earlier = computed - std::min(computed, 2u);
+  r.last_tokens = 1;
+  r.last_schedule = schedule_;
 }
 
 }  // namespace understudy

@@ -1,9 +1,11 @@
 // Distinct blocks in the tables of requests, by KV cache group: now, over time, and at most.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/huge_array.hpp"
@@ -23,6 +25,9 @@ class HeldBlocks {
     counts_tables_ = true;
     tables_ = HugeArray<std::uint32_t>(num_blocks);
   }
+  // Add or remove blocks that the first table has taken or the last one left.
+  void add(std::size_t group, std::uint64_t blocks) noexcept { counts_[group] += blocks; }
+  void remove(std::size_t group, std::uint64_t blocks) noexcept { counts_[group] -= blocks; }
   // Add free blocks that a table has taken.
   void add_free(std::size_t group, std::span<const SlotId> blocks) noexcept {
     counts_[group] += blocks.size();
@@ -68,5 +73,36 @@ class HeldBlocks {
   std::int64_t period_ns_ = 1'000'000;
   std::int64_t next_ns_ = 0;
 };
+
+inline void HeldBlocks::note_peaks() noexcept {
+  for (std::size_t g = 0; g < counts_.size(); ++g) peaks_[g] = std::max(peaks_[g], counts_[g]);
+}
+
+inline void HeldBlocks::sample(std::int64_t now_ns) {
+  if (counts_ == sampled_) return;
+  // The counts were constant until now, so that calls without a change make no difference.
+  if (sampled_.empty()) sampled_.resize(counts_.size());
+  add_samples(now_ns);
+  sampled_ = counts_;
+  changed_ns_ = now_ns;
+}
+
+inline void HeldBlocks::add_samples(std::int64_t until_ns) {
+  while (next_ns_ < until_ns) {
+    samples_.push_back({next_ns_, sampled_});
+    if (samples_.size() == kMostSamples) {
+      for (std::size_t i = 0; 2 * i < samples_.size(); ++i) std::swap(samples_[i], samples_[2 * i]);
+      samples_.resize(kMostSamples / 2);
+      period_ns_ *= 2;
+    }
+    next_ns_ = samples_.back().time_ns + period_ns_;
+  }
+}
+
+inline std::vector<GroupReport::Sample> HeldBlocks::samples() const {
+  std::vector<GroupReport::Sample> out = samples_;
+  if (!sampled_.empty()) out.push_back({changed_ns_, sampled_});
+  return out;
+}
 
 }  // namespace understudy

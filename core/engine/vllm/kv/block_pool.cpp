@@ -9,8 +9,8 @@ namespace understudy {
 // ── Find ──
 
 BlockRun* BlockPool::earliest(const PrefixNode& node, std::uint32_t at, std::uint8_t group) noexcept {
-  BlockRun* run = node.copies;
-  while (run != nullptr && (run->group != group || run->first > at || run->end() <= at)) run = run->next_copy;
+  BlockRun* run = node.copies[group];
+  while (run != nullptr && (run->first > at || run->end() <= at)) run = run->next_copy;
   return run;
 }
 
@@ -24,17 +24,15 @@ std::uint32_t BlockPool::visit_prefix(const Names& names, std::uint8_t group, Vi
     if (node == nullptr) break;
     const std::uint32_t most = PrefixTree::matching(*node, 0, names, done);
     std::uint32_t at = 0;
-    BlockRun* next = node->copies;
+    BlockRun* next = node->copies[group];
     while (at < most) {
       // Mostly runs are in the order of their names, without a name in two of them.
-      BlockRun* const run = !node->layered && next != nullptr && next->group == group && next->first == at
-                                ? next
-                                : earliest(*node, at, group);
+      BlockRun* const run = !node->layered && next != nullptr && next->first == at ? next : earliest(*node, at, group);
       if (run == nullptr) break;
       std::uint32_t end = std::min(most, run->end());
       if (node->layered) {  // another run that was registered before begins inside it
-        for (const BlockRun* other = node->copies; other != run; other = other->next_copy) {
-          if (other->group == group && other->first > at) end = std::min(end, other->first);
+        for (const BlockRun* other = node->copies[group]; other != run; other = other->next_copy) {
+          if (other->first > at) end = std::min(end, other->first);
         }
       }
       visit(*run, at - run->first, end - at);
@@ -82,8 +80,13 @@ void BlockPool::append_found(std::vector<SlotId>& out) const {
 // ── Hold ──
 
 void BlockPool::touch(BlockTable& table) {
-  UNDERSTUDY_ASSERT(table.empty(), "a hit begins a table");
-  for (Piece& piece : found_) {
+  touch(table, found_);
+  found_.clear();
+}
+
+void BlockPool::touch(BlockTable& table, std::span<Piece> pieces) {
+  UNDERSTUDY_ASSERT(table.size() == table.skipped, "a hit begins a table");
+  for (Piece& piece : pieces) {
     // Earlier pieces may have split the run: its second half is the next copy.
     while (piece.offset >= piece.run->size()) {
       piece.offset -= piece.run->size();
@@ -102,7 +105,6 @@ void BlockPool::touch(BlockTable& table) {
     table.runs.push_back({&run, run.size()});
     table.named += run.size();
   }
-  found_.clear();
 }
 
 void BlockPool::get_new_blocks(std::size_t count, std::vector<SlotId>& out) {
@@ -134,32 +136,69 @@ void BlockPool::get_new_blocks(std::size_t count, std::vector<SlotId>& out) {
       counts_.evictions += taken;
     }
     PrefixNode* const node = run.node;
+    const bool was_last = node != nullptr && run.end() == node->names.size();  // else its names are no fewer
     run.ids.truncate(left);
     if (left == 0) {
       unqueue(run);
       remove_run(run);
     }
-    trim_names(node);
+    if (was_last) trim_names(node);
   }
 }
 
 void BlockPool::cache_full_blocks(BlockTable& table, std::span<const BlockName> names, std::uint8_t group) {
   UNDERSTUDY_ASSERT(names.size() <= table.size(), "names more blocks than the table has");
   if (names.size() <= table.named) return;
-  found_.clear();
-  if (listener_ != nullptr) listener_->begin_call();
-  const auto count = static_cast<std::uint32_t>(names.size()) - table.named;
-  std::span<const SlotId> ids = std::span<const SlotId>(table.loose).first(count);
   names = names.subspan(table.named);
-  PrefixNode* node = &tree_.root();
-  std::uint32_t at = 0;      // in the node
-  BlockRun* last = nullptr;  // of the table
-  if (!table.runs.empty()) {
+  if (table.runs.empty()) return add_names(table, names, &tree_.root(), 0, nullptr, group);
+  table.settle(table.runs.size() - 1);
+  BlockRun* const last = table.runs.back().run;
+  add_names(table, names, last->node, last->end(), last, group);
+}
+
+void BlockPool::cache_blocks(BlockTable& table, std::span<const BlockName> names, std::uint32_t first,
+                             std::uint8_t group) {
+  const std::uint32_t end = table.end_of_runs();
+  UNDERSTUDY_ASSERT(end <= first && first < names.size() && names.size() <= table.size(), "names loose blocks");
+  BlockRun* last = nullptr;
+  if (first > end) {
+    table.runs.push_back({nullptr, first - end});
+    table.gaps += first - end;
+  } else if (!table.runs.empty()) {
     table.settle(table.runs.size() - 1);
     last = table.runs.back().run;
-    node = last->node;
-    at = last->end();
   }
+  const auto [node, at] = last != nullptr ? std::pair(last->node, last->end()) : reach(names.first(first));
+  add_names(table, names.subspan(first), node, at, last, group);
+}
+
+std::pair<PrefixNode*, std::uint32_t> BlockPool::reach(std::span<const BlockName> names) {
+  PrefixNode* node = &tree_.root();
+  std::uint32_t at = 0;
+  for (std::size_t done = 0; done < names.size();) {
+    PrefixNode* const child = tree_.child(*node, names[done]);
+    if (child == nullptr && node->children == 0 && node != &tree_.root()) {
+      node->names.append(names.subspan(done));
+      return {node, node->names.size()};
+    }
+    node = child != nullptr ? child : &tree_.add_child(*node, names.subspan(done));
+    at = PrefixTree::matching(*node, 0, names, done);
+    done += at;
+    if (at < node->names.size() && done < names.size()) {
+      node = &split_node(*node, at);  // the part above
+      UNDERSTUDY_ASSERT(tree_.child(*node, names[done]) == nullptr, "names are those of one chain");
+    }
+  }
+  return {node, at};
+}
+
+void BlockPool::add_names(BlockTable& table, std::span<const BlockName> names, PrefixNode* node, std::uint32_t at,
+                          BlockRun* last, std::uint8_t group) {
+  found_.clear();
+  if (listener_ != nullptr) listener_->begin_call();
+  const auto count = static_cast<std::uint32_t>(names.size());
+  const auto begin = table.loose.begin() + table.gaps;
+  std::span<const SlotId> ids(begin, begin + count);
   const auto place = [&](std::uint32_t blocks) {
     const bool ends = last != nullptr && last->node == node && last->end() == at;
     if (ends && last->references == 1 && !last->phantom && last->next_copy == nullptr) {
@@ -185,15 +224,16 @@ void BlockPool::cache_full_blocks(BlockTable& table, std::span<const BlockName> 
     } else if (PrefixNode* const child = tree_.child(*node, names[0]); child != nullptr) {
       node = child;
       at = 0;
-    } else if (last != nullptr && last->references == 1 && !last->phantom && node->children == 0 &&
-               last->next_copy == nullptr) {
+    } else if (node->children == 0 &&
+               (last != nullptr ? last->references == 1 && !last->phantom && last->next_copy == nullptr
+                                : node != &tree_.root())) {
       node->names.append(names);
     } else {
       node = &tree_.add_child(*node, names);
       at = 0;
     }
   }
-  table.loose.erase(table.loose.begin(), table.loose.begin() + count);
+  table.loose.erase(begin, begin + count);
   table.named += count;
   counts_.loose -= count;
   counts_.active += count;
@@ -209,21 +249,42 @@ void BlockPool::free_blocks(BlockTable& table) {
   table.loose.clear();
   table.settle(0);
   for (auto held = table.runs.rbegin(); held != table.runs.rend(); ++held) {
-    BlockRun& run = *held->run;
-    counts_.references -= run.size();
-    if (--run.references > 0) continue;
-    counts_.active -= run.size();
-    counts_.cached += run.size();
-    queue(run, nullptr);
+    if (held->run != nullptr) release_run(*held->run);
   }
   table.runs.clear();
-  table.named = 0;
+  table.named = table.gaps = table.skipped = 0;
+}
+
+void BlockPool::release_run(BlockRun& run) {
+  counts_.references -= run.size();
+  if (--run.references > 0) return;
+  counts_.active -= run.size();
+  counts_.cached += run.size();
+  queue(run, nullptr);
+}
+
+void BlockPool::skip(BlockTable& table, std::uint32_t blocks) {
+  found_.clear();
+  const std::size_t entries = cut(table, blocks);
+  std::uint32_t in_runs = 0;
+  std::uint32_t in_gaps = 0;
+  for (std::size_t i = entries; i-- > 0;) {
+    const HeldRun& held = table.runs[i];
+    (held.run != nullptr ? in_runs : in_gaps) += held.blocks;
+    if (held.run != nullptr) release_run(*held.run);
+  }
+  table.runs.erase(table.runs.begin(), table.runs.begin() + static_cast<std::ptrdiff_t>(entries));
+  table.named -= in_runs;
+  table.gaps -= in_gaps;
+  table.skipped += blocks;
+  const std::uint32_t loose = blocks - in_runs;
+  release_loose(std::span<const SlotId>(table.loose).first(loose));
+  table.loose.erase(table.loose.begin(), table.loose.begin() + loose);
 }
 
 void BlockPool::hand_out_cached() {
-  UNDERSTUDY_ASSERT(num_free() == num_blocks_, "hands out blocks that are referenced");
   std::vector<SlotId> ids;
-  get_new_blocks(num_blocks_, ids);
+  get_new_blocks(num_free(), ids);
   std::ranges::reverse(ids);  // the last of a release is handed out first
   release_loose(ids);
 }
@@ -250,40 +311,56 @@ void BlockPool::release_loose(std::span<const SlotId> ids) {
   queue(run, nullptr);
 }
 
-void BlockPool::withdraw(BlockTable& table, std::uint32_t named) {
-  if (table.named <= named) return;
+void BlockPool::withdraw(BlockTable& table, std::uint32_t kept) {
+  if (table.named + table.gaps <= kept) return;
   found_.clear();
-  const std::size_t first = cut(table, named);
+  const std::size_t first = cut(table, kept);
+  table.settle(first);
   // A request admitted on such a block in the same schedule keeps it, and computes it after all.
   std::size_t from = table.runs.size();
-  while (from > first && table.runs[from - 1].run->references == 1) --from;
+  while (from > first && (table.runs[from - 1].run == nullptr || table.runs[from - 1].run->references == 1)) --from;
   if (from == table.runs.size()) return;
   if (listener_ != nullptr) listener_->begin_call();
-  std::vector<SlotId> ids;
+  std::vector<SlotId> ids;  // of these entries
+  std::uint32_t in_gaps = 0;
+  for (std::size_t i = from; i < table.runs.size(); ++i)
+    in_gaps += table.runs[i].run == nullptr ? table.runs[i].blocks : 0;
+  auto gap = table.loose.begin() + (table.gaps - in_gaps);
   for (std::size_t i = from; i < table.runs.size(); ++i) {
+    if (table.runs[i].run == nullptr) {
+      ids.insert(ids.end(), gap, gap + table.runs[i].blocks);
+      gap += table.runs[i].blocks;
+      continue;
+    }
     BlockRun& run = *table.runs[i].run;
     ids.insert(ids.end(), run.ids.span().begin(), run.ids.span().end());
     for (std::uint32_t at = run.first; listener_ != nullptr && at < run.end(); ++at) {
-      listener_->removed(run.ids[at - run.first], run.node->names[at], !has_other(run, at));
+      listener_->removed(run.ids[at - run.first], run.node->names[at], run.group, !has_other(run, at));
     }
   }
   for (std::size_t i = table.runs.size(); i > from; --i) {
+    if (table.runs[i - 1].run == nullptr) continue;
     PrefixNode* const node = table.runs[i - 1].run->node;
     remove_run(*table.runs[i - 1].run);
     trim_names(node);
   }
   table.runs.resize(from);
-  table.loose.insert(table.loose.begin(), ids.begin(), ids.end());
-  table.named -= static_cast<std::uint32_t>(ids.size());
-  counts_.active -= ids.size();
-  counts_.references -= ids.size();
-  counts_.loose += ids.size();
+  table.gaps -= in_gaps;
+  const auto begin = table.loose.begin() + table.gaps;
+  table.loose.insert(table.loose.erase(begin, begin + in_gaps), ids.begin(), ids.end());
+  const auto unnamed = static_cast<std::uint32_t>(ids.size()) - in_gaps;
+  table.named -= unnamed;
+  counts_.active -= unnamed;
+  counts_.references -= unnamed;
+  counts_.loose += unnamed;
 }
 
 void BlockPool::mark_phantoms(BlockTable& table, std::uint32_t named) {
   if (table.named <= named) return;
   found_.clear();
-  for (std::size_t i = cut(table, named); i < table.runs.size(); ++i) table.runs[i].run->phantom = true;
+  const std::size_t first = cut(table, named);
+  table.settle(first);
+  for (std::size_t i = first; i < table.runs.size(); ++i) table.runs[i].run->phantom = true;
 }
 
 }  // namespace understudy

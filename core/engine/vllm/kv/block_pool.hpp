@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/slab.hpp"
@@ -31,7 +32,8 @@ struct PoolCounts {
 class BlockPool {
  public:
   // `append_unnamed`: released blocks without a name are queued behind the others; else in front, as a group.
-  BlockPool(std::uint64_t num_blocks, bool append_unnamed) : num_blocks_(num_blocks), append_unnamed_(append_unnamed) {
+  BlockPool(std::uint64_t num_blocks, bool append_unnamed, std::uint32_t num_groups = 1)
+      : num_blocks_(num_blocks), append_unnamed_(append_unnamed), num_groups_(num_groups), tree_(num_groups) {
     counts_.free = num_blocks;
   }
   BlockPool(const BlockPool&) = delete;
@@ -52,27 +54,40 @@ class BlockPool {
   std::uint32_t prefix_length(std::span<const BlockName> names, std::uint8_t group = 0) const;
   std::uint32_t prefix_length(std::span<const BlockIdentity> blocks, std::uint8_t group = 0) const;
 
+  const PrefixTree& tree() const noexcept { return tree_; }
   // Which of a chain's blocks are cached, also behind one that is not.
   std::vector<bool> has_each(std::span<const BlockIdentity> blocks, std::uint8_t group = 0) const;
 
   // ── Hold and release ──
+  // Blocks of a run: part of a hit.
+  struct Piece {
+    BlockRun* run;
+    std::uint32_t offset;
+    std::uint32_t blocks;
+  };
   // References the blocks of the last `find`, for a table that is empty.
   void touch(BlockTable& table);
+  // The same for a hit that a PrefixCover has found since the last change of its group.
+  void touch(BlockTable& table, std::span<Piece> pieces);
   // Appends blocks to `out`, which is a table's loose ones: at most as many as `num_free`.
   void get_new_blocks(std::size_t count, std::vector<SlotId>& out);
   // Names the table's blocks up to `names.size()`: those of the request, from its first.
   void cache_full_blocks(BlockTable& table, std::span<const BlockName> names, std::uint8_t group = 0);
+  // The same from block `first` on, none of which has a name; those before it stay as they are.
+  void cache_blocks(BlockTable& table, std::span<const BlockName> names, std::uint32_t first, std::uint8_t group);
   // Releases all blocks of the table, the last first.
   void free_blocks(BlockTable& table);
+  // Releases the first blocks that the table has, the last of them first.
+  void skip(BlockTable& table, std::uint32_t blocks);
   // Releases the loose blocks behind the first `blocks` of the table.
   void trim(BlockTable& table, std::size_t blocks);
-  // Takes the names of blocks behind the first `named` back, as far as this table alone holds them.
-  void withdraw(BlockTable& table, std::uint32_t named);
+  // Takes the names of blocks behind the first `kept` back, as far as this table alone holds them.
+  void withdraw(BlockTable& table, std::uint32_t kept);
   // Marks the named blocks behind the first `named`: they are matchable, but were never computed.
   void mark_phantoms(BlockTable& table, std::uint32_t named);
   // Drops every cached block.
   void reset_prefix_cache();
-  // The same where no block is referenced, and the order in which blocks are handed out stays.
+  // The same, and the order in which blocks are handed out stays.
   void hand_out_cached();
 
   // ── Watch ──
@@ -81,8 +96,10 @@ class BlockPool {
   const PoolCounts& counts() const noexcept { return counts_; }
   // The next `count` blocks that would be handed out.
   std::vector<SlotId> free_head(std::size_t count) const;
-  // Each cached or active name once, in no order.
-  std::vector<BlockName> contents() const;
+  // Each cached or active name of a group once, in no order.
+  std::vector<BlockName> contents(std::uint8_t group = 0) const;
+  // Cached blocks that are handed out before one of the pieces is, or fewer.
+  std::uint64_t cached_before(std::span<const std::vector<Piece>> hits) const;
   std::size_t num_runs() const noexcept { return runs_.in_use(); }
   std::size_t num_nodes() const noexcept { return tree_.num_nodes(); }
   std::size_t memory_bytes() const noexcept;
@@ -91,18 +108,19 @@ class BlockPool {
   void check() const;
 
  private:
-  // Part of a hit: blocks of a run.
-  struct Piece {
-    BlockRun* run;
-    std::uint32_t offset;
-    std::uint32_t blocks;
-  };
-
   // The earliest registered run of the group that has name `at` of the node; null: none.
   static BlockRun* earliest(const PrefixNode& node, std::uint32_t at, std::uint8_t group) noexcept;
   template <typename Names, typename Visit>
   std::uint32_t visit_prefix(const Names& names, std::uint8_t group, Visit visit) const;
   static bool has_other(const BlockRun& run, std::uint32_t at) noexcept;
+  template <typename Visit>
+  void for_each_copy(Visit visit) const {
+    tree_.for_each([&](const PrefixNode& node) {
+      for (const BlockRun* run : node.copies.span()) {
+        for (; run != nullptr; run = run->next_copy) visit(*run);
+      }
+    });
+  }
 
   BlockRun& add_run(PrefixNode& node, std::uint32_t first, std::span<const SlotId> ids, std::uint8_t group);
   BlockRun& split_run(BlockRun& run, std::uint32_t at);
@@ -112,17 +130,24 @@ class BlockPool {
   void note_stored(const BlockRun& run, std::uint32_t from);
   void note_removed(const BlockRun& run, std::uint32_t from);
   void note_reset(std::span<BlockRun* const> runs);
-  // Makes a run begin behind the first `named` blocks of the table; returns its entry.
-  std::size_t cut(BlockTable& table, std::uint32_t named);
+  // Makes a run begin behind the first `blocks` blocks that the table has; returns its entry.
+  std::size_t cut(BlockTable& table, std::uint32_t blocks);
+  // The node that has the last of the first names, and their number in it; it is added if there is none.
+  std::pair<PrefixNode*, std::uint32_t> reach(std::span<const BlockName> names);
+  // Appends runs of the next loose blocks, whose names begin there.
+  void add_names(BlockTable& table, std::span<const BlockName> names, PrefixNode* node, std::uint32_t at,
+                 BlockRun* last, std::uint8_t group);
 
   void queue(BlockRun& run, BlockRun* at) noexcept;  // in front of `at`; null: at the end
   void unqueue(BlockRun& run) noexcept;
   void release_loose(std::span<const SlotId> ids);
+  void release_run(BlockRun& run);
   void check_queue() const;
   void check_tree() const;
 
   std::uint64_t num_blocks_;
   bool append_unnamed_;
+  std::uint32_t num_groups_;
   PoolListener* listener_ = nullptr;
   PoolCounts counts_;
   PrefixTree tree_;

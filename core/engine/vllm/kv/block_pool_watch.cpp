@@ -1,5 +1,6 @@
 // What the pool shows of itself, and the invariants of its state.
 #include <algorithm>
+#include <unordered_map>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -34,11 +35,11 @@ std::vector<bool> BlockPool::has_each(std::span<const BlockIdentity> blocks, std
   return out;
 }
 
-std::vector<BlockName> BlockPool::contents() const {
+std::vector<BlockName> BlockPool::contents(std::uint8_t group) const {
   std::vector<BlockName> out;
-  tree_.for_each([&out](const PrefixNode& node) {
+  tree_.for_each([&](const PrefixNode& node) {
     std::vector<bool> has(node.names.size());
-    for (const BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
+    for (const BlockRun* run = node.copies[group]; run != nullptr; run = run->next_copy) {
       for (std::uint32_t at = run->first; at < run->end(); ++at) has[at] = true;
     }
     for (std::uint32_t at = 0; at < has.size(); ++at) {
@@ -49,14 +50,32 @@ std::vector<BlockName> BlockPool::contents() const {
   return out;
 }
 
+std::uint64_t BlockPool::cached_before(std::span<const std::vector<Piece>> hits) const {
+  constexpr std::size_t kMostVisited = 256;                   // runs
+  std::unordered_map<const BlockRun*, std::uint32_t> behind;  // blocks of the run that are handed out before
+  for (const std::vector<Piece>& pieces : hits) {
+    for (const Piece& piece : pieces) {
+      const std::uint32_t blocks = piece.run->size() - piece.offset - piece.blocks;
+      if (piece.run->references == 0) behind[piece.run] = blocks;  // the last piece counts
+    }
+  }
+  if (behind.empty()) return counts_.cached;
+  std::uint64_t before = 0;
+  std::size_t visited = 0;
+  for (const BlockRun* run = front_; run != nullptr && visited < kMostVisited; run = run->after, ++visited) {
+    const auto found = behind.find(run);
+    if (found != behind.end()) return before + found->second;
+    before += run->size();
+  }
+  return before;
+}
+
 std::size_t BlockPool::memory_bytes() const noexcept {
   std::size_t bytes = tree_.memory_bytes() + runs_.memory_bytes() + in_front_.capacity() * sizeof(SlotId);
   const auto add = [&bytes](const BlockRun* run) { bytes += run->ids.memory_bytes(); };
   for (const BlockRun* run = front_; run != nullptr; run = run->after) add(run);
-  tree_.for_each([&](const PrefixNode& node) {
-    for (const BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
-      if (run->references > 0) add(run);
-    }
+  for_each_copy([&](const BlockRun& run) {
+    if (run.references > 0) add(&run);
   });
   return bytes;
 }
@@ -100,16 +119,14 @@ void BlockPool::check_queue() const {
   }
   require_pool(before == back_, "the queue has another end");
   std::uint64_t named = 0;
-  tree_.for_each([&](const PrefixNode& node) {
-    for (const BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
-      if (run->references == 0) {
-        named += run->size();
-        continue;
-      }
-      for (const SlotId id : run->ids.span()) see(id);
-      active += run->size();
-      references += std::uint64_t{run->size()} * run->references;
+  for_each_copy([&](const BlockRun& run) {
+    if (run.references == 0) {
+      named += run.size();
+      return;
     }
+    for (const SlotId id : run.ids.span()) see(id);
+    active += run.size();
+    references += std::uint64_t{run.size()} * run.references;
   });
   require_pool(named == cached, "an unreferenced run is not in the queue");
   require_pool(
@@ -124,13 +141,17 @@ void BlockPool::check_tree() const {
   for (const BlockRun* run = front_; run != nullptr; run = run->after) unnamed += run->node == nullptr ? 1 : 0;
   tree_.for_each([&](const PrefixNode& node) {
     std::uint32_t end = 0;
-    std::uint32_t behind = 0;
-    for (const BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
-      ++runs;
-      require_pool(run->node == &node && run->size() > 0, "a run is in another node, or empty");
-      require_pool(node.layered || run->first >= behind, "runs overlap, or are out of order, in a node without layers");
-      behind = run->end();
-      end = std::max(end, run->end());
+    for (std::uint32_t group = 0; group < num_groups_; ++group) {
+      std::uint32_t behind = 0;
+      for (const BlockRun* run = node.copies[group]; run != nullptr; run = run->next_copy) {
+        ++runs;
+        require_pool(run->node == &node && run->size() > 0, "a run is in another node, or empty");
+        require_pool(run->group == group, "a run is listed in another group");
+        require_pool(node.layered || run->first >= behind,
+                     "runs overlap, or are out of order, in a node without layers");
+        behind = run->end();
+        end = std::max(end, run->end());
+      }
     }
     require_pool(end <= node.names.size(), "a run has more blocks than its node has names");
     require_pool(node.children > 0 || end == node.names.size(), "a node has names that nothing needs");

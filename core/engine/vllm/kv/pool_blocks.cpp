@@ -21,7 +21,7 @@ BlockRun& BlockPool::add_run(PrefixNode& node, std::uint32_t first, std::span<co
   run.references = 1;
   run.rest = nullptr;
   run.group = group;
-  BlockRun** end = &node.copies;
+  BlockRun** end = &node.copies[group];
   while (*end != nullptr) {
     if ((*end)->end() > first) node.layered = true;
     end = &(*end)->next_copy;
@@ -34,8 +34,14 @@ BlockRun& BlockPool::add_run(PrefixNode& node, std::uint32_t first, std::span<co
 BlockRun& BlockPool::split_run(BlockRun& run, std::uint32_t at) {
   UNDERSTUDY_ASSERT(at > 0 && at < run.size(), "splits a run at its end");
   BlockRun& part = *runs_.take();
-  part.ids.append(run.ids.span().subspan(at));
-  run.ids.truncate(at);
+  if (at < run.size() / 2) {  // the longer part keeps its memory
+    part.ids = std::move(run.ids);
+    run.ids.append(part.ids.span().first(at));
+    part.ids.drop_front(at);
+  } else {
+    part.ids.append(run.ids.span().subspan(at));
+    run.ids.truncate(at);
+  }
   part.node = run.node;
   part.first = run.first + at;
   part.references = run.references;
@@ -55,37 +61,43 @@ BlockRun& BlockPool::split_run(BlockRun& run, std::uint32_t at) {
 
 // Returns the node of the first `at` names.
 PrefixNode& BlockPool::split_node(PrefixNode& node, std::uint32_t at) {
-  for (BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
-    if (run->first < at && run->end() > at) split_run(*run, at - run->first);
+  for (std::uint32_t group = 0; group < num_groups_; ++group) {
+    for (BlockRun* run = node.copies[group]; run != nullptr; run = run->next_copy) {
+      if (run->first < at && run->end() > at) split_run(*run, at - run->first);
+    }
   }
   PrefixNode& upper = tree_.split(node, at);
   upper.layered = node.layered;
-  BlockRun** above = &upper.copies;
-  BlockRun** below = &node.copies;
-  for (BlockRun* run = node.copies; run != nullptr;) {
-    BlockRun* const next = run->next_copy;
-    if (run->first < at) {
-      run->node = &upper;
-      *above = run;
-      above = &run->next_copy;
-    } else {
-      run->first -= at;
-      *below = run;
-      below = &run->next_copy;
+  for (std::uint32_t group = 0; group < num_groups_; ++group) {
+    BlockRun** above = &upper.copies[group];
+    BlockRun** below = &node.copies[group];
+    for (BlockRun* run = node.copies[group]; run != nullptr;) {
+      BlockRun* const next = run->next_copy;
+      if (run->first < at) {
+        run->node = &upper;
+        *above = run;
+        above = &run->next_copy;
+      } else {
+        run->first -= at;
+        *below = run;
+        below = &run->next_copy;
+      }
+      run = next;
     }
-    run = next;
+    *above = *below = nullptr;
   }
-  *above = *below = nullptr;
   return upper;
 }
 
 void BlockPool::remove_run(BlockRun& run) {
   if (run.node != nullptr) {
-    BlockRun** link = &run.node->copies;
+    BlockRun** link = &run.node->copies[run.group];
     while (*link != &run) link = &(*link)->next_copy;
     *link = run.next_copy;
-    const BlockRun* const first = run.node->copies;
-    if (first == nullptr || first->next_copy == nullptr) run.node->layered = false;
+    if (run.node->layered) {
+      const auto single = [](const BlockRun* first) { return first == nullptr || first->next_copy == nullptr; };
+      run.node->layered = !std::ranges::all_of(run.node->copies.span(), single);
+    }
   }
   runs_.give_back(&run);
 }
@@ -94,7 +106,9 @@ void BlockPool::remove_run(BlockRun& run) {
 void BlockPool::trim_names(PrefixNode* node) {
   while (node != nullptr && node != &tree_.root() && node->children == 0) {
     std::uint32_t end = 0;
-    for (const BlockRun* run = node->copies; run != nullptr; run = run->next_copy) end = std::max(end, run->end());
+    for (const BlockRun* run : node->copies.span()) {
+      for (; run != nullptr; run = run->next_copy) end = std::max(end, run->end());
+    }
     if (end > 0) {
       node->names.truncate(end);
       return;
@@ -108,37 +122,49 @@ void BlockPool::trim_names(PrefixNode* node) {
 // ── Tables ──
 
 void BlockTable::append_ids(std::vector<SlotId>& out) const {
+  auto next = loose.begin();
   for (const HeldRun& held : runs) {
     const BlockRun* run = held.run;
+    if (run == nullptr) {
+      out.insert(out.end(), next, next + held.blocks);
+      next += held.blocks;
+      continue;
+    }
     for (std::uint32_t left = held.blocks; left > 0; left -= run->size(), run = run->rest) {
       const std::span<const SlotId> ids = run->ids.span();
       out.insert(out.end(), ids.begin(), ids.end());
       if (left == run->size()) break;
     }
   }
-  out.insert(out.end(), loose.begin(), loose.end());
+  out.insert(out.end(), next, loose.end());
 }
 
 void BlockTable::settle(std::size_t from) {
-  for (std::size_t i = from; i < runs.size(); ++i) {
-    HeldRun& held = runs[i];
-    const std::uint32_t own = held.run->size();
-    if (held.blocks == own) continue;
-    const HeldRun rest{held.run->rest, held.blocks - own};
-    held.blocks = own;
-    runs.insert(runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
-  }
+  for (std::size_t i = from; i < runs.size(); ++i) settle_one(i);
 }
 
-std::size_t BlockPool::cut(BlockTable& table, std::uint32_t named) {
-  table.settle(0);
+void BlockTable::settle_one(std::size_t i) {
+  HeldRun& held = runs[i];
+  if (held.run == nullptr || held.blocks == held.run->size()) return;
+  const HeldRun rest{held.run->rest, held.blocks - held.run->size()};
+  held.blocks = held.run->size();
+  runs.insert(runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
+}
+
+// Entries behind it may stand for several runs.
+std::size_t BlockPool::cut(BlockTable& table, std::uint32_t blocks) {
   std::uint32_t before = 0;
   std::size_t i = 0;
-  for (; before < named; ++i) {
-    HeldRun& held = table.runs[i];
-    if (before + held.blocks > named) {
-      split_run(*held.run, named - before);
-      table.settle(i);
+  for (; before < blocks && i < table.runs.size(); ++i) {
+    table.settle_one(i);
+    const HeldRun held = table.runs[i];
+    const std::uint32_t left = blocks - before;
+    if (held.blocks > left && held.run != nullptr) {
+      split_run(*held.run, left);
+      table.settle_one(i);
+    } else if (held.blocks > left) {
+      table.runs[i].blocks = left;
+      table.runs.insert(table.runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, {nullptr, held.blocks - left});
     }
     before += table.runs[i].blocks;
   }
@@ -186,8 +212,8 @@ void BlockPool::reset_prefix_cache() {
 
 // Whether another run has name `at` of the run's node.
 bool BlockPool::has_other(const BlockRun& run, std::uint32_t at) noexcept {
-  for (const BlockRun* other = run.node->copies; other != nullptr; other = other->next_copy) {
-    if (other != &run && other->group == run.group && other->first <= at && other->end() > at) return true;
+  for (const BlockRun* other = run.node->copies[run.group]; other != nullptr; other = other->next_copy) {
+    if (other != &run && other->first <= at && other->end() > at) return true;
   }
   return false;
 }
@@ -214,7 +240,7 @@ void BlockPool::note_stored(const BlockRun& run, std::uint32_t from) {
 void BlockPool::note_removed(const BlockRun& run, std::uint32_t from) {
   for (std::uint32_t index = run.size(); index > from; --index) {
     const std::uint32_t at = run.first + index - 1;
-    listener_->removed(run.ids[index - 1], run.node->names[at], !run.node->layered || !has_other(run, at));
+    listener_->removed(run.ids[index - 1], run.node->names[at], run.group, !run.node->layered || !has_other(run, at));
   }
 }
 
@@ -235,15 +261,15 @@ void BlockPool::note_reset(std::span<BlockRun* const> runs) {
       blocks.push_back(block);
       std::uint32_t& count = copies[name_of(block)];
       if (count > 0) continue;
-      for (const BlockRun* copy = run->node->copies; copy != nullptr; copy = copy->next_copy) {
-        if (copy->group == run->group && copy->first <= at && copy->end() > at) ++count;
+      for (const BlockRun* copy = run->node->copies[run->group]; copy != nullptr; copy = copy->next_copy) {
+        if (copy->first <= at && copy->end() > at) ++count;
       }
     }
   }
   std::ranges::sort(blocks, {}, &Block::id);
   listener_->begin_call();
   for (const Block& block : blocks) {
-    listener_->removed(block.id, block.run->node->names[block.at], --copies[name_of(block)] == 0);
+    listener_->removed(block.id, block.run->node->names[block.at], block.run->group, --copies[name_of(block)] == 0);
   }
 }
 

@@ -17,8 +17,8 @@ class PoolListener {
   virtual void stored(std::span<const SlotId> ids, std::span<const BlockName> names, std::uint32_t position) = 0;
   // A block has got a name that `earliest` has, and maybe others.
   virtual void copied(SlotId id, BlockName name, std::uint32_t position, SlotId earliest) = 0;
-  // A block loses its name. `last`: no other block has it.
-  virtual void removed(SlotId id, BlockName name, bool last) = 0;
+  // A block loses its name. `last`: no other block of the group has it.
+  virtual void removed(SlotId id, BlockName name, std::uint8_t group, bool last) = 0;
 };
 
 }  // namespace understudy

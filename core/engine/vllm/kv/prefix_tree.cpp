@@ -8,6 +8,7 @@ PrefixNode& PrefixTree::add_child(PrefixNode& parent, std::span<const BlockName>
   make_room();
   PrefixNode& node = *nodes_.take();
   node.names.append(names);
+  node.copies.append(no_copies_);
   node.parent = &parent;
   node.depth = parent.depth + parent.names.size();
   ++parent.children;
@@ -22,6 +23,7 @@ PrefixNode& PrefixTree::split(PrefixNode& node, std::uint32_t at) {
   PrefixNode& upper = *nodes_.take();
   erase(node);
   upper.names.append(node.names.span().first(at));
+  upper.copies.append(no_copies_);
   upper.parent = node.parent;
   upper.depth = node.depth;
   upper.children = 1;
@@ -34,7 +36,7 @@ PrefixNode& PrefixTree::split(PrefixNode& node, std::uint32_t at) {
 }
 
 void PrefixTree::remove(PrefixNode& node) noexcept {
-  UNDERSTUDY_ASSERT(&node != &root_ && node.copies == nullptr && node.children == 0, "removes a node that is in use");
+  UNDERSTUDY_ASSERT(&node != &root_ && node.children == 0, "removes a node that is in use");
   erase(node);
   --node.parent->children;
   nodes_.give_back(&node);
@@ -74,7 +76,7 @@ void PrefixTree::make_room() {
 
 std::size_t PrefixTree::memory_bytes() const noexcept {
   std::size_t bytes = nodes_.memory_bytes() + table_.capacity() * sizeof(PrefixNode*);
-  for_each([&bytes](const PrefixNode& node) { bytes += node.names.memory_bytes(); });
+  for_each([&bytes](const PrefixNode& node) { bytes += node.names.memory_bytes() + node.copies.memory_bytes(); });
   return bytes;
 }
 

@@ -16,16 +16,16 @@ namespace understudy {
 struct PrefixNode {
   ShortList<BlockName> names;
   PrefixNode* parent = nullptr;
-  BlockRun* copies = nullptr;  // the earliest registered first: lookups return it
+  ShortList<BlockRun*> copies;  // by group, the earliest registered first: lookups return it
   std::uint32_t children = 0;
   std::uint32_t depth = 0;  // names before its first
-  bool layered = false;     // its copies may overlap, or be out of order
+  bool layered = false;     // copies of one group may overlap, or be out of order
 };
 
 // Nodes are found by their parent and first name, through one table for all: none has a table of its own.
 class PrefixTree {
  public:
-  PrefixTree() : table_(kSmallest) {}
+  explicit PrefixTree(std::uint32_t num_groups) : table_(kSmallest), no_copies_(num_groups) {}
 
   PrefixNode& root() noexcept { return root_; }
   const PrefixNode& root() const noexcept { return root_; }
@@ -78,6 +78,7 @@ class PrefixTree {
   PrefixNode root_;
   Slab<PrefixNode> nodes_;
   std::vector<PrefixNode*> table_;  // a power of two, at most two thirds of it used
+  const std::vector<BlockRun*> no_copies_;
   std::size_t num_nodes_ = 0;
 };
 
