@@ -110,7 +110,7 @@ conformance: .venv/installed
 # EXACT_FIRST=1000 records other schedules. The recorder first makes the release's recordings in tests/golden again.
 exact: .venv/installed-dev .venv-vllm-$(VLLM)/installed
 	.venv-vllm-$(VLLM)/bin/python tests/exact/record.py --again \
-	  $(wildcard tests/golden/vllm-$(basename $(VLLM)) tests/golden/vllm-versions/v$(VLLM) $(if $(filter 0.33.%,$(VLLM)),tests/golden/vllm-pd))
+	  $(wildcard tests/golden/vllm-$(basename $(VLLM)) tests/golden/vllm-versions/v$(VLLM) $(if $(filter 0.33.%,$(VLLM)),tests/golden/vllm-pd tests/golden/vllm-multi))
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 
 exact-sglang: .venv/installed-dev .venv-sglang-$(SGLANG)/installed

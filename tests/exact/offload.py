@@ -114,7 +114,7 @@ class Host:
             for (number, job), keys in zip(meta.store_jobs.items(), self._store_keys, strict=True)
         ]
         line["flush"] = sorted(meta.jobs_to_flush or ())
-        line["blocks"] = _new_blocks(batch)
+        line["blocks"] = new_blocks(batch)
         for number, keys in zip(
             [*meta.load_jobs, *meta.store_jobs], [*self._load_keys, *self._store_keys], strict=True
         ):
@@ -251,7 +251,7 @@ def _chunks(policy: Any) -> list[Any]:
     return [*policy.t1.values(), *policy.t2.values()]
 
 
-def _new_blocks(batch: Batch) -> dict[str, list[int]]:
+def new_blocks(batch: Batch) -> dict[str, list[int]]:
     """Return the blocks that each scheduled request got; of an admitted one, its whole table.
 
     New requests come first and resumed ones last, wherever the output of a release has them.

@@ -9,6 +9,7 @@ from vllm.v1.request import RequestStatus
 
 from exact.pd_worker import SIDE, Worker, transfer_config
 from exact.play import Play
+from exact.real import complete
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,18 +31,23 @@ KEYS = (
 class Instance:
     """One scheduler with its worker, its queue of batches, and the lines that it writes."""
 
+    keys: tuple[str, ...] = (*KEYS, "reset")
+    always: tuple[str, ...] = (*ALWAYS, "reset")
+
     def __init__(self, name: str, scenario: Line, model: Path, network: Network) -> None:
         self.name = name
-        self.side = {**SIDE[name], **scenario[name]["side"]}
-        push = scenario.get("mode") == "push"
+        self.side = self._complete(scenario[name]["side"])
+        self._push = scenario.get("mode") == "push"
+        config = scenario[name]["config"]
         self.play = Play(
-            {"config": scenario[name]["config"], "requests": scenario["requests"]},
+            {"config": config, "requests": scenario["requests"]},
             model,
-            transfer_config(name, self.side, push=push),
+            self._transfer(complete({"config": config})),
         )
         self.scheduler = self.play.scheduler
-        self.worker = Worker(name, self.scheduler, network, push=push)
+        self.worker = self._make_worker(network)
         self.steps = 0
+        self._resets = sorted(r["tick"] for r in scenario.get("resets") or () if r["side"] == name)
         self._aborts = [abort for abort in scenario.get("aborts") or () if abort["side"] == name]
         self._order = {spec["id"]: place for place, spec in enumerate(scenario["requests"])}
         self._queue: list[tuple[Batch, Any]] = []
@@ -56,11 +62,16 @@ class Instance:
     def iterates(self, tick: int) -> bool:
         """Whether the instance iterates in a tick."""
         stalled = any(first <= tick < last for first, last in self.side["stall"])
-        return tick % self.side["every"] == 0 and not stalled and self.has_work
+        due = any(reset <= tick for reset in self._resets)
+        return tick % self.side["every"] == 0 and not stalled and (self.has_work or due)
 
     def iterate(self, tick: int) -> Line:
         """Run an iteration of the engine's loop and return its line."""
-        line: Line = {"i": self.name, "tick": tick, "step": None, "aborted": self._abort(tick, "before")}
+        line: Line = {"i": self.name, "tick": tick, "step": None}
+        if any(reset <= tick for reset in self._resets):
+            self._resets = [reset for reset in self._resets if reset > tick]
+            line["reset"] = self.scheduler.reset_prefix_cache(reset_connector=True)
+        line["aborted"] = self._abort(tick, "before")
         scheduled = False
         if self.scheduler.has_requests():
             line["step"] = self.steps
@@ -70,16 +81,17 @@ class Instance:
         else:
             full = True
         line["aborted"] += self._abort(tick, "mid")
-        if full or not (scheduled or self.scheduler.has_requests()):
+        if self._queue and (full or not (scheduled or self.scheduler.has_requests())):
             self._update(line)
         self._describe_state(line)
-        return {key: line[key] for key in KEYS if key in line and (line[key] or key in ALWAYS)}
+        return {key: line[key] for key in self.keys if key in line and (line[key] or key in self.always)}
 
     def _schedule(self, line: Line) -> bool:
         """Schedule, run the worker and queue the batch; return whether tokens were scheduled."""
         self._lookups = line["lookups"] = []
         batch = self.play.schedule()
-        meta = batch.output.kv_connector_metadata
+        whole = batch.output.kv_connector_metadata
+        meta = self._hand_offs(whole)
         line["free_after_schedule"] = batch.free_blocks
         line["scheduled"], line["cached"] = batch.scheduled, batch.cached
         line["new"], line["resumed"], line["preempted"] = batch.new, batch.resumed, batch.preempted
@@ -97,20 +109,28 @@ class Instance:
         line["not_processed"] = self._in_order(meta.reqs_not_processed)
         beats = [name for info in meta.heartbeat_by_engine.values() for name in info.req_ids]
         line["heartbeat"] = self._in_order(beats)
-        results = self.worker.run(meta)
+        output = self._run(line, batch, whole)
         agent, real = self.worker.agent, self.worker.real
         line["reads"], line["notify_only"] = list(agent.posted), list(agent.notified)
         line["registered"], line["notified"] = list(agent.registered), list(agent.received)
         line["expired"] = self._in_order(self.worker.expired)
         line["leases"] = dict(real._reqs_to_send)
-        output = KVConnectorOutput(
+        self._queue.append((batch, output))
+        return bool(batch.scheduled)
+
+    def _run(self, _line: Line, _batch: Batch, whole: Any) -> Any:
+        """Run the worker's part of an iteration and return its report."""
+        results = self.worker.run(whole)
+        return self._report(results, self.worker.real.get_block_ids_with_load_errors())
+
+    def _report(self, results: Any, invalid: Any, meta: Any = None) -> Any:
+        return KVConnectorOutput(
             finished_sending=self._in_order(results.finished_sending) or None,
             finished_recving=self._in_order(results.finished_recving) or None,
             failed_recving=self._in_order(results.failed_recving),
-            invalid_block_ids=real.get_block_ids_with_load_errors(),
+            invalid_block_ids=invalid,
+            kv_connector_worker_meta=meta,
         )
-        self._queue.append((batch, output))
-        return bool(batch.scheduled)
 
     def _update(self, line: Line) -> None:
         batch, output = self._queue.pop(0)
@@ -157,6 +177,22 @@ class Instance:
     def _in_order(self, names: Any) -> list[str]:
         """Sort by the scenario's list; vLLM has sets, which have no order."""
         return sorted(names, key=self._order.__getitem__)
+
+    def _complete(self, side: Line) -> Line:
+        """Add the defaults of an instance's settings."""
+        return {**SIDE[self.name], **side}
+
+    def _transfer(self, _config: Line) -> Any:
+        """Build vLLM's settings of the connector."""
+        return transfer_config(self.name, self.side, push=self._push)
+
+    def _make_worker(self, network: Network) -> Worker:
+        """Build the worker side of the connector."""
+        return Worker(self.name, self.scheduler, network, push=self._push)
+
+    def _hand_offs(self, whole: Any) -> Any:
+        """Return the part of a schedule's metadata that hand-offs read."""
+        return whole
 
     def _observe(self) -> None:
         """Note every lookup, and end failed requests in the scenario's order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm
 
 from exact.pd_network import WIRE, Network
 from exact.pd_play import Instance
-from exact.pd_worker import SIDE, without_devices
+from exact.pd_worker import without_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,8 +61,7 @@ class Pair:
     def __init__(self, scenario: Line, model: Path, network: Network) -> None:
         self._scenario = scenario
         self._network = network
-        self._p = Instance("p", scenario, model, network)
-        self._d = Instance("d", scenario, model, network)
+        self._p, self._d = (_instance(name, scenario, model, network) for name in ("p", "d"))
         self._to_arrive = list(scenario["requests"])
         self._specs = {spec["id"]: spec for spec in scenario["requests"]}
         self._order = {name: place for place, name in enumerate(self._specs)}
@@ -82,7 +81,7 @@ class Pair:
             **{
                 instance.name: {
                     "config": {key: instance.play.config[key] for key in CONFIG},
-                    "side": {key: instance.side[key] for key in SIDE[instance.name]},
+                    "side": instance.side,
                 }
                 for instance in (self._p, self._d)
             },
@@ -94,6 +93,20 @@ class Pair:
 
     def lines(self) -> Iterator[Line]:
         """Yield a line per iteration, then the totals."""
+        if not self._hosted:
+            yield from self._lines()
+            return
+        *lines, end = self._lines()
+        for instance in self._hosted:
+            instance.name_content(line for line in lines if line["i"] == instance.name)
+        yield from lines
+        yield end
+
+    @property
+    def _hosted(self) -> list[Any]:
+        return [one for one in (self._p, self._d) if _is_hosted(one.side)]
+
+    def _lines(self) -> Iterator[Line]:
         reason = "max_ticks"
         for tick in range(self._scenario["max_ticks"]):
             self._network.tick = tick
@@ -144,7 +157,47 @@ class Pair:
         totals[f"steps_{side}"] += 1
         totals["read_blocks"] += sum(len(read["local"]) for read in line.get("reads", ()))
         self._gone.update(name for name, _ in line.get("aborted", ()))
+        if self._hosted:
+            self._count_hosted(line)
         if side == "d":
             self._gone.update(name for name, _ in line.get("finished", ()))
-            if "reads" in line:
+            if "reads" in line and not self._hosted:
                 totals["local_hit_tokens_d"] += sum(local for _, local, _ in line.get("lookups", ()))
+
+    def _count_hosted(self, line: Line) -> None:
+        """Add what recordings with a host count besides."""
+        side, totals = line["i"], self._totals
+        for _, status in line.get("aborted", ()):
+            totals[f"aborted_{status}_{side}"] += 1
+        totals["errors"] += sum(reason == "error" for _, reason in line.get("finished", ()))
+        totals[f"resets_{side}"] += "reset" in line
+        instance = self._p if side == "p" else self._d
+        if not _is_hosted(instance.side):
+            return
+        for key in ("loads", "stores"):
+            totals[f"{key}_{side}"] += len(line.get(key, ()))
+            totals[f"{key[:-1]}_chunks_{side}"] += sum(len(job["h"]) for job in line.get(key, ()))
+        totals[f"store_failed_{side}"] += len(line.get("store_failed", ()))
+        totals[f"evicted_{side}"] += len(line.get("evicted", ()))
+        totals[f"flushed_{side}"] += len(line.get("flush", ()))
+        last = {name: answers for name, _, _, answers in line.get("lookups", ())}
+        for answers in last.values():
+            first, second = (*answers, 0)[:2]
+            pull, host = (second, first) if instance.side["connector"] == "multi_rev" else (first, second)
+            totals[f"lookup_both_hit_{side}"] += bool(pull and host)
+            totals[f"lookup_host_hit_{side}"] += bool(host and not pull)
+            totals[f"lookup_deferred_{side}"] += host is None
+            totals[f"lookup_deferred_pull_{side}"] += bool(host is None and pull)
+            totals[f"lookup_pull_no_host_{side}"] += bool(pull and host == 0)
+
+
+def _instance(name: str, scenario: Line, model: Path, network: Network) -> Instance:
+    if not _is_hosted(scenario[name]["side"]):
+        return Instance(name, scenario, model, network)
+    from exact.multi_play import HostedInstance  # releases before 0.33 lack what it imports
+
+    return HostedInstance(name, scenario, model, network)
+
+
+def _is_hosted(side: Line) -> bool:
+    return bool(side.get("connector", "nixl") != "nixl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -90,8 +91,13 @@ def _raise_again(*_: Any) -> None:
 class Worker:
     """A real worker of one rank, connected to its peer by a handshake of the scenario's length."""
 
-    def __init__(self, name: str, scheduler: Any, network: Network, *, push: bool) -> None:
+    def __init__(
+        self, name: str, scheduler: Any, network: Network, *, push: bool, transfer: Any = None
+    ) -> None:
         config = scheduler.vllm_config
+        if transfer is not None:
+            config = copy.copy(config)
+            config.kv_transfer_config = transfer
         config.cache_config.kv_cache_layout = "LBHNC"
         make = push_worker.NixlPushConnectorWorker if push else pull_worker.NixlPullConnectorWorker
         self.push = push

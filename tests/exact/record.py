@@ -95,12 +95,9 @@ def recordings(folder: Path) -> Iterator[tuple[str, str, Line, list[Any]]]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             first = json.loads(file.readline())
             if "scenario" in first:  # of two instances; others have it in a file of its own
-                yield (
-                    "pairs",
-                    path.name.removesuffix(".jsonl.gz"),
-                    first["scenario"],
-                    [*map(json.loads, file)],
-                )
+                name = path.name.removesuffix(".jsonl.gz")
+                lines = _comparable("pairs", {"recorded": [*map(json.loads, file)]})
+                yield "pairs", name, first["scenario"], lines
     for path in sorted(folder.rglob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             pair = json.load(file)
@@ -123,6 +120,8 @@ def _comparable(kind: str, answer: Line) -> list[Any]:
     if kind == "clock":
         batches = [batch for batch in recorded["trace"] if batch[2]]
         return [batches, *(sorted(recorded[key].items()) for key in ("first", "last", "n"))]
+    if kind == "pairs" and any("host" in recorded[0]["header"][side]["side"] for side in "pd"):
+        return [dict(sorted(line.items())) for line in recorded[1:]]  # their keys are in no order
     return recorded if kind in ("speculation", "pairs") else list(recorded[1:])
 
 

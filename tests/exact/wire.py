@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,8 @@ class EventNames:
                     out[-1]["h"] += gone
                 else:
                     out.append({"type": "removed", "n": len(gone), "h": gone})
+            elif isinstance(event, AllBlocksCleared):
+                out.append({"type": "cleared"})
         return out
 
     def _stored(self, event: Any) -> KvEvent:

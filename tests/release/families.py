@@ -11,7 +11,7 @@ from model.scenario_gen import random_scenario, with_adapters, with_caps, with_e
 from model.vllm_config import V0_31
 from model.vllm_format import expand_prompt
 from release.group_family import with_group_offload, with_groups, with_state_offload
-from release.pair_family import draw_pair
+from release.pair_family import draw_hosted_pair, draw_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,6 +187,7 @@ FAMILIES = {
         Family("offload", "offload", _offload),
         Family("groups", "groups", _groups),
         Family("pd", "pairs", draw_pair),
+        Family("multi", "pairs", draw_hosted_pair),
         Family("group-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed)),
         Family("rare-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed, rare=True)),
         Family("state-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed)),

@@ -8,7 +8,10 @@ are, for few ticks.
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Line = dict[str, Any]
 
@@ -19,8 +22,55 @@ OUTPUTS, OUTPUT_STRIDE = 1_000_000, 100_000
 def draw_pair(seed: int) -> Line:
     """Return a scenario of two instances, without its name."""
     rng = Random(f"pd {seed}")
-    push = rng.random() < 0.35
-    block_size = rng.choice([1, 2, 4, 8, 8, 16, 16, 32])
+    return _draw(rng, push=rng.random() < 0.35)
+
+
+def draw_hosted_pair(seed: int) -> Line:
+    """Return a scenario in which one instance or both also offload to a host of their own."""
+    rng = Random(f"multi {seed}")
+    # In blocks of one token vLLM loads a prompt of one token again and again, and computes it never.
+    scenario = _draw(rng, push=False, block_sizes=(2, 4, 8, 8, 16, 16, 32))
+    scenario["max_ticks"] = 900
+    hosted = rng.choice(["p", "d", "pd", "pd", "pd"])
+    for name in ("p", "d"):
+        side = scenario[name]["side"]
+        if name not in hosted:
+            side["connector"] = "nixl"
+            continue
+        scenario[name]["config"].pop(
+            "enable_prefix_caching", None
+        )  # the host's lookup asserts on prompts without hashes
+        side["connector"] = rng.choice(["multi", "multi", "multi_rev"])
+        side["host"] = _draw_host(rng, scenario["requests"], scenario[name]["config"]["block_size"])
+        if rng.random() < 0.1:
+            side["nixl_role"] = "kv_both"
+        if rng.random() < 0.1:
+            side["host_role"] = "kv_producer" if name == "p" else "kv_consumer"
+    if rng.random() < 0.2:
+        last = scenario["requests"][-1]["arrival_tick"]
+        scenario["resets"] = [
+            {"side": rng.choice(hosted), "tick": rng.randint(0, last + 30)} for _ in range(rng.randint(1, 2))
+        ]
+    return scenario
+
+
+def _draw_host(rng: Random, requests: list[Line], block_size: int) -> Line:
+    longest = max(sum(length for _, length in spec["prompt"]) for spec in requests)
+    per_chunk = rng.choice([1, 1, 1, 2, 4])
+    host: Line = {
+        "host_chunks": max(2, int(rng.uniform(0.3, 6.0) * longest / block_size / per_chunk)),
+        "blocks_per_chunk": per_chunk,
+        "offload_prompt_only": rng.random() < 0.6,
+        "store_ticks": rng.choice([0, 1, 2, 5, 12]),
+        "load_ticks": rng.choice([0, 1, 3, 6]),
+    }
+    if rng.random() < 0.25:
+        host["blocks_per_tick"] = rng.choice([1, 2, 4])
+    return host
+
+
+def _draw(rng: Random, *, push: bool, block_sizes: Sequence[int] = (1, 2, 4, 8, 8, 16, 16, 32)) -> Line:
+    block_size = rng.choice(block_sizes)
     requests = _draw_requests(rng, block_size)
     if rng.random() < 0.25:
         for spec in requests:
