@@ -10,7 +10,8 @@ from msgspec.json import encode
 from understudy.conformance.clock import compare_clock
 from understudy.conformance.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.conformance.group_recording import GroupRun, GroupScenario, describe_sizes
-from understudy.conformance.handoff_recording import HandOffRun, key_place
+from understudy.conformance.handoff_instance import key_place
+from understudy.conformance.handoff_recording import HandOffRun
 from understudy.conformance.handoff_scenario import HandOffScenario
 from understudy.conformance.offload_recording import OffloadRun, OffloadScenario
 from understudy.conformance.outcome import Difference, Outcome
