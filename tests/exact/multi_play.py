@@ -64,6 +64,7 @@ class HostedInstance(Instance):
 
     def _complete(self, side: Line) -> Line:
         complete = super()._complete(side)
+        complete.setdefault("connector", "multi")
         complete["host"] = {**HOST, **side.get("host", {})}
         complete.setdefault("nixl_role", complete["kv_role"])
         complete.setdefault("host_role", "kv_both")

@@ -200,4 +200,4 @@ def _instance(name: str, scenario: Line, model: Path, network: Network) -> Insta
 
 
 def _is_hosted(side: Line) -> bool:
-    return bool(side.get("connector", "nixl") != "nixl")
+    return bool(side.get("connector", "multi" if "host" in side else "nixl") != "nixl")

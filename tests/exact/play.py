@@ -200,7 +200,7 @@ class Play:
         ]
 
     def _make_hasher(self) -> Any:
-        if not self.config["enable_prefix_caching"]:
+        if not self.config["enable_prefix_caching"] and self.scheduler.connector is None:
             return None
         settings: dict[str, Any] = {}
         if "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters:

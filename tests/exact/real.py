@@ -83,7 +83,7 @@ def real_scheduler(
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig("cpu"),
         kv_events_config=KVEventsConfig(
-            enable_kv_cache_events=config["enable_prefix_caching"], publisher="null"
+            enable_kv_cache_events=config["enable_prefix_caching"] or transfer is not None, publisher="null"
         ),
     )
     # VllmConfig would refuse or overrule the following settings, which the scheduler can do.

@@ -37,9 +37,6 @@ def draw_hosted_pair(seed: int) -> Line:
         if name not in hosted:
             side["connector"] = "nixl"
             continue
-        scenario[name]["config"].pop(
-            "enable_prefix_caching", None
-        )  # the host's lookup asserts on prompts without hashes
         side["connector"] = rng.choice(["multi", "multi", "multi_rev"])
         side["host"] = _draw_host(rng, scenario["requests"], scenario[name]["config"]["block_size"])
         if rng.random() < 0.1:
