@@ -12,6 +12,7 @@ from understudy.report.engine_terms import terms_of
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
+from understudy.report.html.goal import goal_line
 from understudy.report.html.group_chart import group_card
 from understudy.report.html.handoff_charts import handoff_cards, handoff_tables
 from understudy.report.html.heat_map import usage_by_worker
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS = 50
 SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
+_TAIL_FIRST = {
+    name: STATISTICS[name] for name in sorted(STATISTICS, key=lambda name: not name.startswith("p"))
+}
+"""Statistics of the table, percentiles first: narrow screens show the first columns."""
 _NO_BOUND = (
     "No hit ratio by cache size: such a curve is that of one group of full attention, and windows and states hit "
     "otherwise; replay other sizes (--num-gpu-blocks)."
@@ -50,6 +55,7 @@ def page(report: JudgedReport, baseline: JudgedReport | None = None) -> str:
     title = report.run.workload or "Replay"
     body = [
         _header(report, title, baseline),
+        goal_line(report),
         _verdicts(report),
         tiles(report, baseline),
         '<div class="cards">',
@@ -89,33 +95,45 @@ def _header(report: JudgedReport, title: str, baseline: JudgedReport | None) -> 
         facts.append(f"<b>{report.steps:,}</b> steps")
     if run.users is not None:
         facts.append(f"<b>{run.users:g}</b> × the users of the trace")
-    facts.append(f"times from {escape(format_times(run.times))}")
     if run.lateness_ms:
         facts.append(f"lateness of the machine: {escape(format_lateness(run.lateness_ms))}")
     if (hour := report.worst_hour) is not None:
         facts.append(f"worst hour {escape(hour.describe(report.throughput.requests_per_s))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(baseline.run.workload or 'a baseline')}</b>")
-        if (others := format_times(baseline.run.times)) != format_times(run.times):
-            facts.append(f"its times from {escape(others)}")
     if run.digest is not None:
         facts.append(f"digest <code>{escape(run.digest)}</code>")
     spans = "".join(f"<span>{fact}</span>" for fact in facts)
+    source = f"times from {escape(format_times(run.times))}"
+    if baseline is not None and (others := format_times(baseline.run.times)) != format_times(run.times):
+        source += f"; those of the other run from {escape(others)}"
     return (
-        f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>{THEME_BUTTON}</header>'
+        f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div>'
+        f'<div class="source">{source}</div></div>{THEME_BUTTON}</header>'
     )
 
 
 def _verdicts(report: JudgedReport) -> str:
-    """Build the list of verdicts (or a sentence that there are none) and notes; empty without requests and notes."""
+    """Build the list of verdicts (or a sentence that there are none), then the notes, folded; empty without any."""
     items = [f"<li><b>{prose(v.finding)}</b> {prose(v.remedy)}</li>" for v in report.verdicts]
     if none := describe_no_verdict(report):
         items.append(f"<li>{prose(none)}</li>")
     if report.advice is not None:
         items.append(f'<li class="note">{prose(str(report.advice))}</li>')
     notes = (*report.run.notes, _NO_BOUND) if report.run.has_kv_groups else report.run.notes
-    items += [f'<li class="note">{prose(note)}</li>' for note in notes]
-    return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
+    style = "verdicts" if report.verdicts else "verdicts none"
+    said = f'<ul class="{style}">{"".join(items)}</ul>' if items else ""
+    return said + _fold_notes([prose(note) for note in notes])
+
+
+def _fold_notes(notes: list[str]) -> str:
+    """Return the notes, of which only the number is visible until they are unfolded; empty without any."""
+    if not notes:
+        return ""
+    listed = "".join(f"<li>{note}</li>" for note in notes)
+    return (
+        f'<details class="notes"><summary>{plural(len(notes), "note")}</summary><ul>{listed}</ul></details>'
+    )
 
 
 def _cards(report: JudgedReport, baseline: JudgedReport | None) -> list[Card]:
@@ -145,12 +163,12 @@ def _named(metric: Metric) -> str:
 
 
 def _distributions(report: JudgedReport, baseline: JudgedReport | None) -> str:
-    head = "".join(f"<th>{name}</th>" for name in STATISTICS)
+    head = "".join(f"<th>{name}</th>" for name in _TAIL_FIRST)
     head += "<th>avg, change</th>" if baseline is not None else ""
     rows = []
     for metric in DISTRIBUTIONS:
         values = getattr(report, metric.key)
-        cells = "".join(f"<td>{fixed(getattr(values, field))}</td>" for field in STATISTICS.values())
+        cells = "".join(f"<td>{fixed(getattr(values, field))}</td>" for field in _TAIL_FIRST.values())
         if baseline is not None:
             cells += f"<td>{change(values.mean, getattr(baseline, metric.key).mean) or '–'}</td>"
         rows.append(f'<tr><td>{_named(metric)} <span class="unit">{metric.unit}</span></td>{cells}</tr>')

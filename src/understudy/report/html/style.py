@@ -43,7 +43,16 @@ button {
 button:hover { color: var(--ink); }
 .verdicts { list-style: none; margin: 0 0 12px; padding: 10px 16px; background: var(--card); border-radius: 8px;
   border-left: 4px solid var(--bad); }
+.verdicts.none { border-left-color: var(--good); }
 .verdicts li { margin: 4px 0; } .verdicts .note { color: var(--soft); }
+.notes { margin: 0 0 12px; padding: 0 16px; color: var(--soft); font-size: 13px; }
+.notes ul { margin: 4px 0; padding-left: 18px; }
+.source { color: var(--faint); font-size: 12px; margin-top: 4px; overflow-wrap: anywhere; }
+.goal { display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 20px; margin: 0 0 12px; padding: 12px 16px;
+  border-radius: 8px; border: 1px solid var(--c); background: color-mix(in srgb, var(--c) 12%, var(--card)); }
+.goal.met { --c: var(--good); } .goal.missed { --c: var(--bad); }
+.goal .said { font-size: 20px; color: var(--c); }
+.goal .limit b { font-weight: 600; } .goal .ok b { color: var(--good); } .goal .late b { color: var(--bad); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(260px, 1fr)); gap: 12px; margin-bottom: 12px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; min-width: 0; }
 .tile { padding: 12px 16px 13px; }
@@ -116,6 +125,12 @@ footer { color: var(--faint); font-size: 13px; margin-top: 18px; }
 #tip .row b { font-weight: 600; }
 @media (max-width: 1080px) {
   .third, .half { grid-column: 1 / -1; }
+}
+@media (max-width: 700px) {
+  main { padding: 16px 12px 28px; } th, td { padding: 5px 6px; }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 8px; }
+  .scroll td:first-child, .scroll th:first-child { position: sticky; left: 0; background: var(--card);
+    white-space: normal; min-width: 108px; }
 }
 @media print {
   body { background: #fff; } button { display: none; } .card, .tile { break-inside: avoid; } main { padding: 0; }
