@@ -82,7 +82,8 @@ def describe(room: str, name: str, thing: Any) -> str:
     node = find_node(thing)
     if node is None:
         return f"### {room}.{name}\n\n{describe_value(thing)}"
-    text = inspect.getdoc(thing)
+    is_core = getattr(thing, "__module__", "").startswith("understudy._core")
+    text = ast.get_docstring(node) if is_core and isinstance(node, ast.ClassDef) else inspect.getdoc(thing)
     if not text:
         raise KeyError(f"understudy.{room}.{name}: the docstring is missing; add one")
     lines = [f"### {room}.{name}", "", text.strip()]
