@@ -245,3 +245,27 @@ TestGroupsSideBySide.settings = settings(
     deadline=None,
     phases=[phase for phase in Phase if phase is not Phase.shrink],  # minutes
 )
+
+
+def test_a_window_leaves_the_last_of_its_blocks_first() -> None:
+    pool = Pool(8)
+    pool.take(1, 2)
+    pool.cache_from(1, [1, 2], 0, 1)
+    pool.hold(2, [1, 2], 0, 1)
+    pool.take(2, 2)
+    pool.cache_from(2, [1, 2, 3, 4], 2, 1)  # a run of its own: another request has those before
+    pool.free(1)
+    pool.skip(2, 4)
+    assert pool.free_head(8) == [4, 5, 6, 7, 3, 2, 1, 0]
+
+
+def test_blocks_of_a_prompt_that_a_window_leaves_out_have_no_names() -> None:
+    pool = Pool(8)
+    pool.take(1, 6)
+    pool.cache_from(1, [1, 2, 3, 4, 5, 6], 4, 1)
+    assert pool.last_window([1, 2, 3, 4, 5, 6], [1], 2) == 6
+    assert pool.last_window([1, 2, 3, 4, 5, 6], [1], 3) == 0
+    pool.skip(1, 3)
+    assert pool.ids(1) == [3, 4, 5]
+    assert pool.free_head(3) == [2, 1, 0]
+    pool.check()
