@@ -28,7 +28,7 @@ import zmq.asyncio
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.fleets.fleet import Fleet, FleetSettings
-from understudy.fleets.history import KEPT_ROWS
+from understudy.fleets.history import KEPT_MARKS, KEPT_ROWS
 from understudy.run.chaos import draw_faults, list_kinds
 from understudy.run.faults import FaultPlan
 from understudy.server.settings import ServerSettings
@@ -125,6 +125,7 @@ def run_soak(
     async def main() -> Soak:
         soak, fleet = Soak(), Fleet(settings)
         await fleet.start()
+        fleet.front.elastic.close()  # faults begin with the load
         fill_history(fleet)
         for server in fleet.servers:
             count_ends(server.app.endpoints, soak.servers)
@@ -134,9 +135,12 @@ def run_soak(
         process = spawn.Process(target=load, args=(fleet.port, fleet.ports, endpoints, streams, there))
         process.start()
         try:
-            for number, stretch_s in enumerate(stretches_s):
-                if number:
-                    fleet.front.elastic.start()
+            while not here.poll():  # the workers have met each kind of request
+                assert process.is_alive()
+                await asyncio.sleep(0.05)
+            here.recv()
+            for stretch_s in stretches_s:
+                fleet.front.elastic.start()
                 here.send(stretch_s)
                 while not here.poll() or has_faults(fleet):
                     assert process.is_alive()
@@ -173,6 +177,8 @@ def fill_history(fleet: Fleet) -> None:
     front = fleet.front
     for _ in range(KEPT_ROWS):
         front.monitor.sample(front.report())
+    mark = {"t": 0.0, "kind": "kill", "ended": False}
+    front.monitor.history.marks.extend({**mark, "workers": [0]} for _ in range(KEPT_MARKS))
     counts = front._token_counts
     counts.extend(list(fleet.runtime.token_lateness.counts) for _ in range(counts.maxlen or 0))
 
@@ -285,6 +291,7 @@ def load(port: int, workers: list[int], endpoints: list[str], streams: int, orde
         draws = [random.Random(number) for number in range(streams)]
         for kind in kinds:
             await asyncio.gather(*(ask(worker, draws[0], kind, ends) for worker in workers))
+        orders.send(None)
         while (stretch_s := await asyncio.to_thread(orders.recv)) is not None:
             until_s = time.monotonic() + stretch_s
             await asyncio.gather(*(client(port, until_s, draw, ends) for draw in draws))

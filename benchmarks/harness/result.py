@@ -17,6 +17,7 @@ Group = Literal[
     "Speed of a replay",
     "Caches and blocks",
     "Routing",
+    "Elastic fleets",
     "Live servers",
     "Sweeps",
     "Qwen3 in PyTorch",
