@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from understudy.errors import ConfigError
+from understudy.groups import layers_of_model
 from understudy.tiers.model_shape import MODELS as KV_SHAPES
 from understudy.timing.architecture import Architecture
 from understudy.timing.find_architecture import find_architecture
@@ -291,3 +292,11 @@ def test_a_model_without_step_times_is_refused_by_its_reason(name: str, reason: 
 def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'Nobody-7B' is neither a known name"):
         find_architecture("Nobody-7B")
+
+
+@pytest.mark.parametrize("model", ["DeepSeek-V4", "deepseek-ai/DeepSeek-V4-Pro"])
+def test_a_model_without_times_is_refused_by_its_reason_where_layers_are_wanted_too(model: str) -> None:
+    with pytest.raises(
+        ConfigError, match="compressed and sparse attention, which is not timed, and its layers"
+    ):
+        layers_of_model(model)

@@ -281,12 +281,10 @@ def known_model(model: str) -> Architecture:
     """
     name = known_name(model)
     if name is None:
-        plain = plain_name(model)
-        for start, reason in _UNTIMED.items():
-            if plain.startswith(start):
-                raise ConfigError(
-                    f"model {model!r} has {reason}, which is not timed; give measured times instead"
-                )
+        if (reason := _find_untimed(model)) is not None:
+            raise ConfigError(
+                f"model {model!r} has {reason}, which is not timed; give measured times instead"
+            )
         raise unknown_model(model, MODELS)
     known, kind = MODELS[name], type_in_name(model)
     # In the name of an mxfp4 model, "fp4" can only mean mxfp4.
@@ -295,7 +293,18 @@ def known_model(model: str) -> Architecture:
     return msgspec.structs.replace(known, weights=kind)
 
 
+def _find_untimed(model: str) -> str | None:
+    """Return why the times of a model are not known; None if its name is not one of those."""
+    plain = plain_name(model)
+    return next((reason for start, reason in _UNTIMED.items() if plain.startswith(start)), None)
+
+
 def unknown_model(model: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a model that is not among `known`, with the nearest names."""
+    """Return the error for a model that is not among `known`: why it is refused, or the nearest names."""
+    if (reason := _find_untimed(model)) is not None:
+        return ConfigError(
+            f"model {model!r} has {reason}, which is not timed, and its layers are not known by name; give measured "
+            "times and the path of its config.json"
+        )
     what = f"model {model!r} is neither a known name nor the path of a config.json"
     return ConfigError(unknown_name(what, known, plain_name(model)))
