@@ -1,13 +1,15 @@
-"""Write the errors of measured deployments, and their table in docs/accuracy.md.
+"""Write docs/accuracy.md as a whole: text of tools/accuracy_page.md, tables from stored errors and results.
 
-python tools/write_accuracy.py LEFT_OUT.json OWN.json    from benchmarks/leave_one_out.py, without and with --keep
-python tools/write_accuracy.py [--check]                 only the table, from the errors that are stored
+python tools/write_accuracy.py LEFT_OUT.json OWN.json    stores the errors of benchmarks/leave_one_out.py first,
+                                                         without and with --keep
+python tools/write_accuracy.py [--check]                 only the page, from what is stored
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,20 +17,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from accuracy_tables import render_tables
 from understudy.timing.accuracy import FILE, Error, Errors, MeasuredErrors, read_errors
-from understudy.timing.engine_names import ENGINES
 from understudy.timing.known_models import MODELS
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- written by tools/write_accuracy.py -->\n", "<!-- end -->\n"
-
-ASKED = (
-    *("DeepSeek-R1", "Kimi-K2.5", "GLM-5", "Qwen3.5-397B-A17B", "MiniMax-M2.5", "gpt-oss-120b"),
-    *("Qwen3-235B-A22B", "Qwen3-32B", "Llama-3.1-70B", "Llama-3.1-8B"),
-)
-"""Models in the order in which people ask for them; others follow by name."""
-GPUS_ASKED = ("B300", "B200", "H200", "H100")
-ENGINES_ASKED = ("vllm", "sglang", "trtllm")
+TEXT = Path(__file__).with_name("accuracy_page.md")
+NOTE = "<!-- written by tools/write_accuracy.py from tools/accuracy_page.md; do not edit -->\n\n"
+_TABLE = re.compile(r"<!-- table: ([^>]+) -->")
 
 
 def main() -> int:
@@ -43,12 +39,12 @@ def main() -> int:
         left_out, own = (json.loads(path.read_text()) for path in args.files)
         FILE.write_text(encode(merge(left_out, own)))
         read_errors.cache_clear()
-    page = PAGE.read_text()
-    written = replace_table(page, render(read_errors()))
+    written = write_page()
     if args.check:
-        if written != page:
+        is_stale = written != PAGE.read_text()
+        if is_stale:
             print(f"{PAGE} is stale; run python tools/write_accuracy.py", file=sys.stderr)
-        return int(written != page)
+        return int(is_stale)
     PAGE.write_text(written)
     return 0
 
@@ -85,57 +81,21 @@ def encode(errors: list[MeasuredErrors]) -> str:
     return "[\n" + ",\n".join(" " + msgspec.json.encode(one).decode() for one in errors) + "\n]\n"
 
 
-def render(errors: tuple[MeasuredErrors, ...]) -> str:
-    """Return the medians and the table."""
-    lines = [
-        summarise(errors),
-        "| deployment | rows | left out: TPOT median, p90 | TTFT | own numbers: TPOT median, p90 | TTFT |",
-        "|---|---|---|---|---|---|",
-    ]
-    for one in sorted(errors, key=place_of):
-        cells = [
-            "–" if errors_of is None or (error := getattr(errors_of, name)) is None else error.text()
-            for errors_of in (one.left_out, one.own)
-            for name in ("tpot", "ttft")
-        ]
-        name = f"{one.model} {one.weights}, {one.gpu}, {ENGINES[one.engine]}"
-        lines.append(f"| {name} | {one.rows} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def write_page() -> str:
+    """Return the page: its text, with the tables in the places that it names."""
+    tables = render_tables()
+    missing = list(tables)
 
+    def fill(found: re.Match[str]) -> str:
+        missing.remove(found[1])
+        return tables[found[1]]
 
-def place_of(one: MeasuredErrors) -> tuple[object, ...]:
-    """Return the place of a deployment in the table: by model, GPU and engine as people ask for them."""
-
-    def rank(name: str, order: tuple[str, ...]) -> tuple[int, str]:
-        return (order.index(name) if name in order else len(order), name)
-
-    return (rank(one.model, ASKED), rank(one.gpu, GPUS_ASKED), rank(one.engine, ENGINES_ASKED), one.weights)
-
-
-def summarise(errors: tuple[MeasuredErrors, ...]) -> str:
-    """Return the sentences on all deployments: how many were left out and fitted, and the medians over them."""
-
-    def describe(found: list[Errors]) -> str:
-        tpot, ttft = (
-            np.median([one.median for each in found if (one := getattr(each, name)) is not None])
-            for name in ("tpot", "ttft")
+    text = _TABLE.sub(fill, TEXT.read_text())
+    if missing:
+        raise ValueError(
+            f"{TEXT.name}: no place for the table {missing[0]}; add <!-- table: {missing[0]} -->"
         )
-        return f"TPOT {tpot:.1f} %, TTFT {ttft:.1f} %"
-
-    left = [one for one in errors if one.left_out is not None]
-    return (
-        f"Medians over the {len(left)} deployments that can be left out ({sum(one.rows for one in left):,} rows): "
-        f"{describe([one.left_out for one in left if one.left_out is not None])}.\n"
-        f"With their own numbers, over all {len(errors)} ({sum(one.rows for one in errors):,} rows): "
-        f"{describe([one.own for one in errors])}.\n"
-    )
-
-
-def replace_table(page: str, table: str) -> str:
-    """Return the page with this table."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+    return f"{NOTE}{text}"
 
 
 def _errors(one: dict[str, Any]) -> Errors:

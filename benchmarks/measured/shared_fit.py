@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.calibrate.experiment import Experiment
+    from understudy.timing.efficiencies import Efficiencies
 
     Vector = NDArray[np.float64]
 
@@ -97,7 +98,10 @@ class SharedFit:
         self._counts: dict[Deployed, int] = defaultdict(int)
         self._targets: dict[Deployed, Target] = {}
         self.rows = self._choose(rows, seed)
-        self._starts = [self._start(row) for row in self.rows]
+        self._presets = [self._preset(row) for row in self.rows]
+        self._starts = [
+            np.log([max(getattr(one, number), 1e-9) for number in NUMBERS]) for one in self._presets
+        ]
         places: dict[tuple[Group, str], int] = {}
         self._use: list[list[tuple[int, int]]] = []
         for row in self.rows:
@@ -210,22 +214,21 @@ class SharedFit:
             chosen += [own[place] for place in places]
         return chosen
 
-    def _start(self, row: _Row) -> Vector:
+    def _preset(self, row: _Row) -> Efficiencies:
         what = row.one.deployment
-        start = find_start(what.model, what.gpu, what.weights, what.kv, engine=row.one.backend)
-        return np.log([max(getattr(start.efficiencies, number), 1e-9) for number in NUMBERS])
+        return find_start(what.model, what.gpu, what.weights, what.kv, engine=row.one.backend).efficiencies
 
     def _residuals(self, moved: Vector) -> Vector:
         found = np.zeros((len(self.rows), 2))
         for place, row in enumerate(self.rows):
-            what = row.one.deployment
-            start = find_start(what.model, what.gpu, what.weights, what.kv, engine=row.one.backend)
             values = np.exp(self._starts[place] + moved[place])
             values[: len(SHARES)] = np.minimum(values[: len(SHARES)], 1.0)
             reached = msgspec.structs.replace(
-                start.efficiencies, **dict(zip(NUMBERS, map(float, values), strict=True))
+                self._presets[place], **dict(zip(NUMBERS, map(float, values), strict=True))
             )
-            tpot, ttft = QuickTimes(what.coefficients(reached), row.loop).means(reached.front_end_ms)
+            tpot, ttft = QuickTimes(row.one.deployment.coefficients(reached), row.loop).means(
+                reached.front_end_ms
+            )
             found[place, 0] = math.log(tpot / row.tpot_ms)
             found[place, 1] = 0.0 if row.ttft_ms is None else math.log(ttft / row.ttft_ms)
         return found

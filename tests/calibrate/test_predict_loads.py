@@ -239,3 +239,30 @@ def test_replay_reads_benchmarks_and_recorded_runs(
     capsys.readouterr()
     assert main(["replay", str(table), "--format", "benchmark"]) == 2
     assert "contains 2 benchmarks, and a replay has one load" in capsys.readouterr().err
+
+
+def test_ranks_get_the_requests_that_a_replay_gives_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
+    lines = [
+        {"timestamp": 15 * n, "input_length": 300 + 900 * (n % 3), "output_length": 4 + 9 * (n % 4)}
+        | {"hash_ids": list(range(9 * n, 9 * n + 1 + 2 * (n % 3)))}
+        for n in range(24)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = [
+        "--model",
+        "Qwen3-30B-A3B",
+        "--gpu",
+        "H100",
+        "--data-parallel-size",
+        "2",
+        "--enable-expert-parallel",
+    ]
+    assert main(["predict", str(trace), "--format", "mooncake", *flags]) == 0
+    found = rows(capsys.readouterr().out)
+    mean = sum(float(row["ttft_ms"]) for row in found) / len(found)
+    replay = ["replay", str(trace), "--format", "mooncake", *flags, "--json", str(report), "--quiet"]
+    assert main(replay) == 0
+    assert mean == pytest.approx(json.loads(report.read_text())["ttft_ms"]["mean"], rel=1e-3)

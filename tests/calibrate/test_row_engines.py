@@ -59,6 +59,7 @@ def test_graphs_of_larger_steps_have_no_floor_of_launches(tmp_path: Path) -> Non
         ({"backend": "tgi"}, "backend 'tgi' is not known; known are vllm, sglang, trtllm"),
         ({"least_length": "1.5"}, "least_length must be a share of at most 1"),
         ({"speculation": "mtp"}, "needs a method .* number of drafts .* acceptance_per_position"),
+        ({"speculation": "eagle3 num_speculative_tokens=3"}, "needs a method .* acceptance_per_position"),
         ({"pp_size": "99"}, "pipeline_parallel_size=99 exceeds the 32 layers"),
         ({"pp_size": "2", "backend": "sglang"}, "pipelines of SGLang are not simulated"),
         ({"dcp_size": "2"}, "dcp_size: context parallelism is not simulated"),
@@ -138,3 +139,49 @@ def test_a_position_of_which_no_draft_was_accepted_is_a_measurement(tmp_path: Pa
     assert isinstance(engine, VllmConfig)
     assert engine.speculative_config is not None
     assert engine.speculative_config.acceptance_per_position == (0.7, 0)
+
+
+def test_mtp_without_numbers_has_those_of_recipes_and_published_acceptance(tmp_path: Path) -> None:
+    row = {
+        **SMALL_ROW,
+        "model_path": "deepseek-ai/DeepSeek-R1",
+        "system": "b200_sxm",
+        "quant": "fp8",
+        "tp_size": "8",
+    }
+    alone = {**row, "moe_ep_size": "1", "speculation": "mtp (inferred: faster twin)"}
+    ranks = {**alone, "tp_size": "1", "attention_dp_size": "8", "moe_tp_size": "1", "moe_ep_size": "8"}
+    rows = [
+        *({**alone, "backend": name} for name in ("vllm", "sglang", "trtllm")),
+        {**ranks, "backend": "trtllm"},
+        {**alone, "speculation": "mtp num_speculative_tokens=2"},
+        {**alone, "acceptance_per_position": "0.7 0.4"},
+    ]
+    found = Table.read(
+        table(
+            tmp_path / "in.csv",
+            *({"attention_dp_size": "", "acceptance_per_position": "", **one} for one in rows),
+        )
+    )
+    configs = []
+    for place in range(len(rows)):
+        engine = found.experiment(place).engine
+        assert isinstance(engine, VllmConfig)
+        assert engine.speculative_config is not None
+        configs.append(engine.speculative_config)
+    assert [one.num_speculative_tokens for one in configs] == [1, 3, 3, 1, 2, 2]
+    assert configs[1].rates == (0.85, 0.63, 0.63)
+    assert configs[5].rates == pytest.approx((0.7, 0.4 / 0.7))
+    notes = "; ".join(found.experiment(1).notes)
+    assert "3 drafts a step assumed (SGLang's own choice: three draft steps)" in notes
+    assert "acceptance 0.85, 0.63, 0.63 assumed, each if those before it were accepted" in notes
+    assert "scheduled as by vLLM, because speculation of SGLang is not simulated" in notes
+    assert found.experiment(5).notes == ()
+    sped, plain = (
+        Table.read(table(tmp_path / "t.csv", {**row, "osl": "40", "speculation": text})).experiment(0)
+        for text in ("mtp", "")
+    )
+    assert (
+        sped.predict(sped.preset().efficiencies)["tpot_ms"]
+        < plain.predict(plain.preset().efficiencies)["tpot_ms"]
+    )

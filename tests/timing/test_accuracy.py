@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from understudy.cli import main
 from understudy.timing.accuracy import find_accuracy, read_errors
@@ -14,13 +15,13 @@ from understudy.timing.fitted_factors import Target, read_fitted
 from understudy.timing.gpus import find_gpu
 from understudy.timing.presets import preset
 
-if TYPE_CHECKING:
-    import pytest
-
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
+sys.path.append(str(ROOT / "benchmarks"))
 
+import accuracy_tables  # noqa: E402
 import write_accuracy  # noqa: E402
+from harness.result import FOLDER, read_result  # noqa: E402
 
 MINIMAX = Target(engine="vllm", gpu="H100", model="MiniMax-M2.5", weights="fp8", has_experts=True)
 
@@ -90,14 +91,40 @@ def test_the_verb_prints_neighbours_and_the_range(capsys: pytest.CaptureFixture[
     assert "tgi" in capsys.readouterr().err
 
 
-def test_the_table_of_the_page_is_the_one_that_the_script_writes() -> None:
-    page = write_accuracy.PAGE.read_text()
-    assert page == write_accuracy.replace_table(page, write_accuracy.render(read_errors()))
+def test_the_page_is_the_one_that_the_script_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert write_accuracy.PAGE.read_text() == write_accuracy.write_page()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["write_accuracy.py", "--check"])
+        assert write_accuracy.main() == 0
+        patch.setattr(write_accuracy, "write_page", lambda: "other")
+        assert write_accuracy.main() == 1
+    assert "is stale; run python tools/write_accuracy.py" in capsys.readouterr().err
+
+
+def test_every_table_of_the_page_comes_from_stored_numbers() -> None:
+    text = write_accuracy.TEXT.read_text()
+    written = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")}
+    heads = {"name", "load", "", "---"}
+    assert not [name for name in written if "%" in name], "errors belong into a stored table"
+    assert heads & written == heads
+    for name in accuracy_tables.render_tables():
+        assert text.count(f"<!-- table: {name} -->") == 1
+
+
+def test_the_page_lists_every_goal_with_its_number_and_whether_it_is_met() -> None:
+    table = accuracy_tables.render_goals()
+    result = read_result(FOLDER / "timing_goals.json")
+    wanted = sum(len(row.numbers) for row in result.rows)
+    lines = table.splitlines()[2:]
+    assert len(lines) == wanted
+    assert sum(line.endswith("| missed |") for line in lines) == len(result.missed)
 
 
 def test_the_page_leads_with_the_models_that_people_ask_for_and_medians_of_what_was_left_out() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
-    table = page.partition(write_accuracy.BEGIN)[2].partition(write_accuracy.END)[0]
+    table = accuracy_tables.render_deployments(read_errors())
+    assert table in page
+    assert page.index("Medians over the") < page.index("## Goals") < page.index("## Definitions")
     names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][
         1:
     ]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from model.physical_timing import Step, step_ms
 from understudy.errors import ConfigError
+from understudy.timing.capacity import kv_blocks, kv_memory
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import PEAKS, Efficiencies
@@ -272,3 +273,28 @@ def test_a_step_with_more_in_it_takes_no_less(
     else:
         after = Step([*contexts, 1], chunks, others)
     assert step_ms(c, after) >= step_ms(c, before) - 1e-12
+
+
+def test_experts_in_mxfp4_take_the_memory_of_their_padded_kernels() -> None:
+    """gpt-oss-120b on one H200 has 103,690 blocks by vLLM 0.22's log, and 64.4 GiB of weights on H100 by 0.14's."""
+    oss = find_architecture("gpt-oss-120b")
+    found = kv_blocks(
+        Deployment(model=oss, gpu=find_gpu("H200"), weights="mxfp4"),
+        block_size=16,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+        gpu_memory_utilization=0.9,
+    )
+    assert found == pytest.approx(103_690, rel=0.05)
+    spent = [
+        kv_memory(
+            Deployment(model=oss, gpu=find_gpu("H200"), weights=kind),
+            max_num_batched_tokens=1,
+            max_num_seqs=1,
+            gpu_memory_utilization=0.9,
+            overhead_bytes=0,
+        ).spent
+        for kind in ("mxfp4", "nvfp4")
+    ]
+    assert spent[0] == pytest.approx(64.4 * 2**30, rel=0.01)
+    assert spent[0] > spent[1] > oss.weight_bytes("mxfp4")

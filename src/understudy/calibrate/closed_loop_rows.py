@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from understudy.calibrate.experiment import Experiment, count_draws
+from understudy.calibrate.experiment import THROUGHPUT, Experiment, count_draws
 from understudy.calibrate.load import random_lengths
 from understudy.calibrate.row_engine import (
     ENGINE_COLUMNS,
     build_row_engine,
-    list_assumptions,
     read_backend,
     read_captures,
 )
 from understudy.calibrate.row_settings import check_requests, read_weight_type
+from understudy.calibrate.row_speculation import read_speculation
 from understudy.context_parallel import refuse_context_parallel
 from understudy.defaults import LEAST_LENGTH
 from understudy.errors import InvalidArgument
@@ -44,7 +44,7 @@ COLUMNS = (
     *("least_length", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "pp_size"),
     *_CONTEXT,
     *ENGINE_COLUMNS,
-    *("ttft_ms", "tpot_ms"),
+    *("ttft_ms", "tpot_ms", *THROUGHPUT),
 )
 """Columns that are read."""
 
@@ -59,6 +59,8 @@ def read_closed_loop(row: TableRow) -> Experiment:
         kv=row.text("kv_cache_dtype", default="auto"),
         parallel=_read_parallelism(row, model),
     )
+    backend = read_backend(row)
+    speculation = read_speculation(row, backend, deployment)
     concurrency, prompts = _read_concurrency(row)
     check_requests(row, "conc", prompts)
     loads = tuple(
@@ -75,13 +77,13 @@ def read_closed_loop(row: TableRow) -> Experiment:
     return Experiment(
         name=row.text("key"),
         deployment=deployment,
-        engine=build_row_engine(row, deployment),
+        engine=build_row_engine(row, deployment, speculation.config),
         loads=loads,
-        measured=row.measured("ttft_ms", "tpot_ms"),
+        measured=row.measured("ttft_ms", "tpot_ms", *THROUGHPUT),
         release=row.text("backend_version", default=""),
-        backend=read_backend(row),
+        backend=backend,
         captures=read_captures(row),
-        notes=list_assumptions(row),
+        notes=speculation.notes,
         where=row.where,
     )
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
+THROUGHPUT = ("req_per_s", "output_tok_s", "output_tok_s_per_gpu")
+"""Rates over the whole of an experiment."""
 MAX_TOKENS = 2**26
 """Limit of an estimated KV cache: more than any benchmark fills."""
 
@@ -108,10 +110,18 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
             return stages
         return tuple(msgspec.structs.replace(one, captures=self.captures) for one in stages)
 
+    def _rates(self, outcomes: list[Outcome]) -> dict[str, float]:
+        """Return requests and tokens per second."""
+        requests = float(np.mean([len(one.output_tokens) / one.seconds for one in outcomes]))
+        tokens = float(np.mean([int(one.output_tokens.sum()) / one.seconds for one in outcomes]))
+        gpus = self.deployment.parallel.gpus
+        return dict(zip(THROUGHPUT, (requests, tokens, tokens / gpus), strict=True))
+
     def predict(self, efficiencies: Efficiencies) -> dict[str, float]:
-        """Predict the mean times (ms) over all requests; NaN for TPOT and ITL of one-token answers."""
+        """Predict the mean times (ms) over all requests, and rates; NaN for TPOT and ITL of one-token answers."""
         outcomes = self.outcomes(efficiencies)
         means = {name: mean_of_known(np.array([one.mean(name) for one in outcomes])) for name in MEASURES}
+        means |= self._rates(outcomes)
         if self.client_output_tokens is not None:
             gaps = self.client_output_tokens - 1
             span = means["e2e_ms"] - means["ttft_ms"]

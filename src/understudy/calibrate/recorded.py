@@ -127,15 +127,14 @@ def predict_run(
 ) -> PredictedRun:
     """Predict the times of each request in the engine, or `at_client`, which adds the front-end time of the timing.
 
-    The engine's times begin when it reads the request: a busy engine reads new requests at the end of a step. `ranks`
-    means that workers step together. TPOT of one token is NaN.
+    The engine's times begin when it reads the request: a busy engine reads new requests at the end of a step. `workers`
+    are data-parallel ranks, among which the engine's front end chooses; `ranks` means that they step together. TPOT of
+    one token is NaN.
     """
     run = run_offline(
         RunPlan(
             load.workload,
-            engine,
-            workers=workers,
-            routing="round_robin" if workers == 1 else "least_loaded",
+            msgspec.structs.replace(engine, data_parallel_size=workers),
             load=load.loop(0.0),
             ranks=ranks,
             progress=progress,

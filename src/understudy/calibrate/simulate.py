@@ -30,6 +30,8 @@ class Outcome(msgspec.Struct, frozen=True):
     e2e_ms: Times
     input_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
+    seconds: float
+    """From the first arrival to the last token."""
 
     def mean(self, name: str) -> float:
         """Return the mean over the requests that have a value; NaN if none has, as TPOT of one-token answers."""
@@ -48,14 +50,13 @@ def simulate(
     """Replay the load and return the times at the client.
 
     `front_end_ms` is the time between client and engine: part of TTFT and E2E, and of the turnaround of a closed
-    loop's slot. `ranks` means that workers step together. InvalidArgument names a request that can never be served.
+    loop's slot. `workers` are data-parallel ranks, among which the engine's front end chooses, as in a replay; `ranks`
+    means that they step together. InvalidArgument names a request that can never be served.
     """
     run = run_offline(
         RunPlan(
             load.workload,
-            engine,
-            workers=workers,
-            routing="round_robin" if workers == 1 else "least_loaded",
+            msgspec.structs.replace(engine, data_parallel_size=workers),
             load=load.loop(front_end_ms),
             ranks=ranks,
         )
@@ -68,4 +69,6 @@ def simulate(
     e2e = (columns.last_token_ns - columns.arrival_ns) / 1e6 + front_end_ms
     gaps = columns.output_tokens - 1
     tpot = np.where(gaps > 0, (e2e - ttft) / np.maximum(gaps, 1), np.nan)
-    return Outcome(ttft, tpot, e2e, columns.prompt_tokens, columns.output_tokens)
+    span_ns = columns.last_token_ns.max() - columns.arrival_ns.min()
+    seconds = max(float(span_ns) / 1e9 + front_end_ms / 1e3, 1e-9)
+    return Outcome(ttft, tpot, e2e, columns.prompt_tokens, columns.output_tokens, seconds)

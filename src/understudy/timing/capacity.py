@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from understudy.checks import share
 from understudy.errors import ConfigError
+from understudy.timing.weight_types import weight_type
 
 if TYPE_CHECKING:
     from understudy.timing.deployment import Deployment
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 BLOCKS_PLUS_MINUS = 0.08
 """Relative uncertainty of the estimate."""
 
+_MXFP4_MULTIPLE = 256
+"""Hidden sizes are padded to it where experts are mxfp4."""
 _WINDOWED_REQUESTS = 256
 """Most requests whose windows the estimate for one KV cache group keeps."""
 _FIXED_BYTES = 0.6e9
@@ -66,12 +69,27 @@ def kv_memory(
     own, shares = deployment.stage_weight_bytes, deployment.stage_shares
     place = own.index(max(own)) if stage is None else stage
     weights = own[place] if weight_bytes is None else weight_bytes / tp * shares[place]
+    if weight_bytes is None:
+        weights += _padding_bytes(deployment) * shares[place]
     weights += _absorbed_bytes(deployment) * shares[place]
     weights += 0 if drafter is None else drafter.weight_bytes_per_gpu(deployment)
     if place < len(own) - 1:
         logits = 0  # the head is on the last stage
     spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     return KvMemory(usable, spent)
+
+
+def _padding_bytes(deployment: Deployment) -> float:
+    """Return the bytes by which kernels of mxfp4 experts widen them: the hidden size to a multiple of 256.
+
+    With vLLM 0.14 on H100, gpt-oss-120b takes 64.4 GiB; its checkpoint has 60.8.
+    """
+    model, parallel = deployment.model, deployment.parallel
+    if weight_type(deployment.weights).name != "mxfp4" or not model.num_experts:
+        return 0.0
+    wide = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE
+    experts = model.expert_bytes(deployment.weights) / (parallel.tensor * parallel.data)
+    return experts * (wide / model.hidden_size - 1)
 
 
 def _absorbed_bytes(deployment: Deployment) -> float:
