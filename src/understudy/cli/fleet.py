@@ -33,6 +33,7 @@ flags of the fleet:
   --port PORT             port of the front end (default: 8000)
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity,
                           session_tree, kv or FILE.py:CLASS, a user-defined router
+  --decisions FILE        write a JSON line per routing decision while the fleet runs
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}];
                           a pool with the flag engine: sglang takes SGLang's flags
@@ -127,6 +128,7 @@ def list_fleet_flags() -> tuple[Flag, ...]:
         Flag(["--processes"], "int"),
         Flag(["--base-port"], "int"),
         Flag(["--routing"], "str"),
+        Flag(["--decisions"], "str"),
         Flag(["--router"], "json"),
         Flag(["--fleet-config"], "str"),
         *fleet_stages.FLAGS,
@@ -221,6 +223,7 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         seed=plan.settings.seed,
         admin_hosts=plan.settings.admin_hosts,
         disaggregation=stages,
+        decisions=Path(values["decisions"]) if "decisions" in values else None,
     )
     port_number("base_port", base_port, sum(count for count, _ in settings.most_workers()))
     return settings, processes

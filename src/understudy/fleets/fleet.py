@@ -11,6 +11,7 @@ import msgspec
 from understudy._core import TierRun
 from understudy.checks import port_number
 from understudy.errors import ConfigError
+from understudy.fleets.decision_log import DecisionLog
 from understudy.fleets.front import FleetFront
 from understudy.fleets.routing import FleetRouting
 from understudy.http import address_of, listen
@@ -21,6 +22,8 @@ from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.server import Runtime, Server, build_tiers, make_runtime
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from understudy.report.verdict import Verdict
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
@@ -51,6 +54,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A scaler, which may order as many workers as its `max_workers` says; the pools are those at the start."""
     faults: FaultPlan | None = None
     """Faults in time of the fleet's clock, and what becomes of requests that lose their worker."""
+    decisions: Path | None = None
+    """File that gets a JSON line per routing decision while the fleet runs."""
 
     def most_workers(self) -> tuple[tuple[int, ServerSettings], ...]:
         """Return the pools with the most workers that they may have. New workers join a role's first pool."""
@@ -129,6 +134,8 @@ class Fleet:
         )
         if settings.disaggregation is not None and self.decode_routing is not None:
             self.front.divide(settings.disaggregation, self.decode_routing)
+        if settings.decisions is not None:
+            self.front.monitor.log = DecisionLog(settings.decisions)
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 

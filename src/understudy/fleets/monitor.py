@@ -15,6 +15,7 @@ from understudy.fleets.report import COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.fleets.decision_log import DecisionLog
     from understudy.fleets.report import Report
     from understudy.http import Connection
     from understudy.router.dispatch import Decision, LiveRouteRequest
@@ -46,6 +47,8 @@ class Monitor:
         self._restarted = [0.0] * count
         self._last: Report | None = None
         self._sampled_s = 0.0
+        self.log: DecisionLog | None = None
+        """File that gets every decision."""
         self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
         self._new_decisions = self._decided = 0
         self._watchers: set[Connection] = set()
@@ -79,6 +82,8 @@ class Monitor:
                 "load": load,
             }
         )
+        if self.log is not None:
+            self.log.write(self._decisions[-1])
 
     def sample(self, report: Report) -> None:
         """Add a report to the history and send the changes to the watchers."""
@@ -194,6 +199,8 @@ class Monitor:
         """Disconnect the watchers."""
         for watcher in list(self._watchers):
             watcher.drop()
+        if self.log is not None:
+            self.log.close()
 
 
 def describe_pools(pools: Sequence[tuple[int, ServerSettings]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.fleets.decision_log import DecisionLog
 from understudy.fleets.fleet import Fleet, FleetSettings, print_lateness, shifted
 from understudy.fleets.spread_front import SpreadFront
 from understudy.proxy.address import WorkerAddress
@@ -58,6 +59,7 @@ class SpreadFleet:
                 pools=pools,
                 base_port=base,
                 port=0,
+                decisions=None,  # those of the whole fleet are made in front of the groups
                 front_host="127.0.0.1",
                 admin_hosts=(),
                 routing="round_robin",
@@ -111,6 +113,8 @@ class SpreadFleet:
             )
             name = name_policy(self.settings.routing)
             self._own = SpreadFront(fronts, self.settings.pools, name, self.front)
+            if self.settings.decisions is not None:
+                self._own.monitor.log = DecisionLog(self.settings.decisions)
             self.front.proxy.own = self._own
             await self.front.start()
             self._own.start()
