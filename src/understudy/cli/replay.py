@@ -252,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
         report: Report = (
             replay_real_engine(args, settings, workload, progress)
             if args.engine == "qwen3"
-            else replay_on_live_workers(args, settings, workload, progress)
+            else replay_on_live_workers(args, settings, workload, progress, session_kv)
             if args.online
             else replay(
                 workload,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.report import Report
+    from understudy.run.session_kv import SessionKv
     from understudy.run.settings import ReplaySettings
     from understudy.workload import Workload
 
@@ -100,7 +101,11 @@ def _refuse_aborts(workload: Workload, flag: str) -> None:
 
 
 def replay_on_live_workers(
-    args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
+    args: argparse.Namespace,
+    settings: ReplaySettings,
+    workload: Workload,
+    progress: Any,
+    session_kv: SessionKv | None = None,
 ) -> Report:
     """Replay against live workers over HTTP; the report includes the machine's lateness."""
     from understudy.checks import positive_number
@@ -152,5 +157,6 @@ def replay_on_live_workers(
         plays=settings.load if isinstance(settings.load, Plays) else None,
         clock_speed=clock_speed,
         tiers=settings.tiers,
+        session_kv=session_kv,
         progress=progress,
     )

@@ -49,6 +49,8 @@ flags of understudy:
                           --kv-link-gbps X, --kv-link-latency-ms MS, --kv-bytes-per-token N set the channel and the link
   --kv-cache-groups JSON  groups of layers that keep different KV (default: those of the model on its --gpu)
   --tiers JSON            KV tiers below the GPU: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
+  --session-kv SETTING=VALUE[,...]    KV of sessions between their requests: hold_s=S, release=end, release_after_s=S,
+                          offload_after_s=S, prefetch=predicted or told, client_hold_s=S; or FILE.py:CLASS
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a timing model
   --startup-duration S    answer 503 for the first S seconds
   --metrics vllm|sglang, --old-metric-names, --dev-mode

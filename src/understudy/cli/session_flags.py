@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
@@ -26,37 +26,11 @@ def add_session_flags(verb: argparse.ArgumentParser) -> None:
 
 def read_session_kv(args: argparse.Namespace) -> SessionKv | None:
     """Return the policies that the flag gives, if any. ConfigError names a wrong setting."""
-    from understudy.checks import read_as
     from understudy.errors import ConfigError
     from understudy.run.session_kv import SessionKv
-    from understudy.user_code import names_file_and_class
 
-    text = args.session_kv
-    if text is None:
+    if args.session_kv is None:
         return None
-    if args.online or args.engine == "qwen3":
-        raise ConfigError(
-            f"--session-kv does not work with {'--online' if args.online else '--engine qwen3'}; leave one out"
-        )
-    if names_file_and_class(text):
-        return SessionKv(policy=text)
-    given: dict[str, Any] = {}
-    for part in text.split(","):
-        name, separator, value = part.partition("=")
-        if not separator or not name or not value:
-            raise ConfigError(f"--session-kv: {part!r} is no SETTING=VALUE, such as hold_s=60")
-        if name in given:
-            raise ConfigError(f"--session-kv: {name} is given twice; give one")
-        given[name] = _read_value(name, value)
-    return read_as(SessionKv, given)
-
-
-def _read_value(name: str, value: str) -> float | str:
-    from understudy.errors import ConfigError
-
-    if not name.endswith("_s"):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        raise ConfigError(f"--session-kv: {name} must be a number of seconds, got {value!r}") from None
+    if args.engine == "qwen3":
+        raise ConfigError("--session-kv does not work with --engine qwen3; leave one out")
+    return SessionKv.read(args.session_kv)

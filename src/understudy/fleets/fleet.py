@@ -91,6 +91,8 @@ class Fleet:
         for _, pool in settings.pools:
             if pool.clock_speed != first.clock_speed or pool.tokenizer != first.tokenizer:
                 raise ConfigError("pools: tokenizer or clock-speed differs; give all pools the same")
+            if pool.session_kv != first.session_kv:
+                raise ConfigError("pools: session-kv differs; give all pools the same")
         pools = settings.most_workers()
         workers = sum(count for count, _ in pools)
         engines = sum(count * pool.data_parallel_size for count, pool in pools)

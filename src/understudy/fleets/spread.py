@@ -49,6 +49,10 @@ class SpreadFleet:
                 raise ConfigError(
                     "workers in several processes share no tier: leave out g3 and g4, or --processes"
                 )
+            if pool.session_kv is not None:
+                raise ConfigError(
+                    "workers in several processes do not share sessions: leave out --session-kv, or --processes"
+                )
         self.settings = settings
         self.port = settings.port
         self.ports: list[int] = []

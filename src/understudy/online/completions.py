@@ -15,11 +15,13 @@ import numpy as np
 
 from understudy.errors import ConfigError
 from understudy.online.content import prompt_of
+from understudy.server.api.session_headers import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from understudy.online.hints import SessionTeller
     from understudy.workload import Workload
     from understudy.workload.columns import Int32Column, Int64Column
 
@@ -101,11 +103,11 @@ class Completions:
         workload: Workload,
         threads: Executor,
         *,
-        parents: list[int] | None = None,
+        teller: SessionTeller | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._endpoint, self._workload, self._threads = endpoint, workload, threads
-        self._parents, self._progress = parents, progress
+        self._teller, self._progress = teller, progress
         rows = len(workload)
         names = ("due", "arrival", "first", "last", "finish")
         self._times = {name: np.full(rows, -1, np.int64) for name in names}
@@ -126,7 +128,10 @@ class Completions:
         self._times["due"][row] = due_ns
         self._times["arrival"][row] = self.now_ns()
         on_dispatch()
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._request, row)
+        told = {SESSION: self._session_name(row)} if self._teller is None else self._teller.send(row)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._request, row, told)
+        if self._teller is not None:
+            self._teller.on_answer(row)
         self._ended += 1
         if self._progress is not None:
             self._progress(self._ended)
@@ -147,10 +152,10 @@ class Completions:
             errors=self._errors,
         )
 
-    def _request(self, row: int) -> None:
+    def _request(self, row: int, told: dict[str, str]) -> None:
         connection = self._endpoint.connect()
         try:
-            connection.request("POST", self._endpoint.path, self._body(row), self._headers(row))
+            connection.request("POST", self._endpoint.path, self._body(row), {**self._headers(row), **told})
             response = connection.getresponse()
             if response.status != 200:
                 self._errors[row] = f"{response.status}: {response.read(300).decode('utf-8', 'replace')}"
@@ -203,20 +208,13 @@ class Completions:
         return msgspec.json.encode(body)
 
     def _headers(self, row: int) -> dict[str, str]:
-        session = int(self._workload.session[row])
-        headers = {
-            "content-type": "application/json",
-            "x-request-id": f"row-{row}",
-            "x-session-id": self._session_name(session),
-        }
+        headers = {"content-type": "application/json", "x-request-id": f"row-{row}"}
         if self._endpoint.api_key is not None:
             headers["authorization"] = f"Bearer {self._endpoint.api_key}"
-        if self._parents is not None and (parent := self._parents[session]) >= 0:
-            headers["x-parent-session-id"] = self._session_name(parent)
         return headers
 
-    def _session_name(self, session: int) -> str:
-        names = self._workload.session_ids
+    def _session_name(self, row: int) -> str:
+        session, names = int(self._workload.session[row]), self._workload.session_ids
         return str(session) if names is None else names[session]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
 from understudy.online.completions import MOST_THREADS, Completions, Endpoint, EndpointRun
+from understudy.online.hints import SessionTeller
 from understudy.online.plays import play_graph
 from understudy.workload import Plays
 
@@ -54,8 +55,7 @@ async def _play(
     """Run all plays to their end."""
     graph = workload.graph
     assert graph is not None
-    parents = graph.parent_sessions(workload.session).tolist()
     with ThreadPoolExecutor(min(MOST_THREADS, max(len(workload), 1))) as threads:
-        client = Completions(endpoint, workload, threads, parents=parents, progress=progress)
+        client = Completions(endpoint, workload, threads, teller=SessionTeller(workload), progress=progress)
         await play_graph(workload, graph, lanes, client.now_ns, client.send)
     return client.result()

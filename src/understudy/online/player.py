@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,9 +16,11 @@ from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.lateness import Lateness
 from understudy.online.columns import LiveColumns
 from understudy.online.content import TrueOutputs, limit_of, prompt_of
+from understudy.online.hints import SessionTeller
 from understudy.online.plays import play_graph
 from understudy.router.dispatch import name_policy
 from understudy.run.facts import RunFacts, TimeFacts
+from understudy.run.session_kv import describe_totals
 from understudy.run.times import compute_outside_share
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ class Player:
             [core for server in self._fleet.servers for core in server.worker.cores],
             self._fleet.shared_runs,
         )
+        self._teller = SessionTeller(workload)
         self._first_byte = Lateness()
         self._ended = 0
 
@@ -84,8 +88,19 @@ class Player:
             times=TimeFacts(self._engine.timing.describe_origin(), compute_outside_share([result])),
             lateness_ms=self._lateness_ms(),
             played_s=played_s,
+            session_kv=self._describe_session_kv(),
         )
         return timeline, facts
+
+    def _describe_session_kv(self) -> dict[str, Any]:
+        settings = self._fleet.servers[0].settings.session_kv
+        if settings is None:
+            return {}
+        now_ns = self._fleet.runtime.clock.now_ns()
+        done: Counter[str] = Counter()
+        for server in self._fleet.servers:
+            done.update(describe_totals(server.worker.cores[0].vllm.prefix_totals(now_ns)))
+        return {**settings.describe(), "done": dict(done)}
 
     def _on_end(self, worker: int, request: LiveRequest) -> None:
         self._columns.on_end(int(request.name.rpartition("-")[2]), worker, request)
@@ -146,11 +161,13 @@ class Player:
                 "priority": int(workload.priority[row]) if workload.priority is not None else 0,
             }
         )
+        told = "".join(f"{name}: {value}\r\n" for name, value in self._teller.send(row).items())
         reader, writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
         try:
             writer.write(
                 b"POST /v1/completions HTTP/1.1\r\nhost: online\r\nconnection: close\r\nx-request-id: row-%d\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (row, len(body), body)
+                b"content-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
+                % (row, told.encode(), len(body), body)
             )
             data = await reader.read(1 << 16)
             seen_ns = clock.now_ns()
@@ -160,6 +177,7 @@ class Player:
                 answer += data
         finally:
             writer.close()
+        self._teller.on_answer(row)
         if (failure := self._fleet.routing.dispatcher.failure) is not None:
             raise failure
         if not answer.startswith(b"HTTP/1.1 200"):

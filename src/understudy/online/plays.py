@@ -36,7 +36,7 @@ async def play_graph(
 
     async def lane() -> None:
         for part in waiting:
-            await _Play(graph, part, now_ns(), now_ns, send).run()
+            await _Play(graph, part, max(now_ns(), 0), now_ns, send).run()  # no play begins before time 0
 
     await asyncio.gather(*(lane() for _ in range(min(lanes, len(rows)))))
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from understudy.report import Report, Slo
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
+    from understudy.run.session_kv import SessionKv
     from understudy.run.timeline import Timeline
     from understudy.tiers.settings import TiersConfig
     from understudy.workload import Workload
@@ -53,6 +54,7 @@ def run_online(
     tiers: TiersConfig | None = None,
     progress: Callable[[int], None] | None = None,
     plays: Plays | None = None,
+    session_kv: SessionKv | None = None,
 ) -> OnlineRun:
     """Replay an open-loop workload, or plays, on live workers, on a clock `clock_speed` times as fast as real time.
 
@@ -98,6 +100,7 @@ def run_online(
         most_blocks=int((-(-tokens // engine.block_size)).sum()),
         clock_speed=clock_speed,
         seed=seed,
+        session_kv=session_kv,
     )
     fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
     lanes = 0 if plays is None else plays.lanes
@@ -121,6 +124,7 @@ def replay_online(
     slo: Slo | None = None,
     progress: Callable[[int], None] | None = None,
     plays: Plays | None = None,
+    session_kv: SessionKv | None = None,
 ) -> Report:
     """Run a workload with `run_online` and build the report of a replay."""
     from understudy.report import Report
@@ -138,6 +142,7 @@ def replay_online(
         tiers=tiers,
         progress=progress,
         plays=plays,
+        session_kv=session_kv,
     )
     facts = replace(run.facts, **workload.describe(name), **digests(run.timeline))
     facts = replace(facts, notes=(*workload.notes, *note_cut_outputs(run.timeline)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.workload.columns import next_turn_rows
+from understudy.workload.columns import intern_ids, next_turn_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,8 @@ class SleepColumns:
     time_ns: Int64Column
     """Times at which a session falls asleep or returns."""
     sleeping_tokens: Int64Column
-    """KV of all sessions that sleep from then on, in tokens: prompt and output of their last requests."""
+    """KV of all sessions that sleep from then on, in tokens: prompts and outputs of their last requests. A block that
+    several of them share counts once."""
     capacity_tokens: int
     """KV that all devices hold."""
 
@@ -105,13 +106,7 @@ def measure_sleep(workload: Workload, timeline: Timeline) -> SleepColumns:
     found[:, 0] = left
     found[:, -1] = known - found[:, :-1].sum(axis=1)
     first_ns = timeline.first_token_ns[after]
-    asleep_tokens = (timeline.prompt_tokens[before] + timeline.output_tokens[before]).astype(np.int64)
-    times = np.concatenate([timeline.finish_ns[before], timeline.arrival_ns[after]])
-    changes = np.concatenate([asleep_tokens, -asleep_tokens])
-    order = np.lexsort((changes, times))
-    time_ns, starts = np.unique(times[order], return_index=True)
-    level = np.cumsum(changes[order])
-    ends = np.append(starts[1:], len(order)) - 1
+    time_ns, tokens = _sleeping_tokens(workload, timeline, before, after)
     return SleepColumns(
         row=after,
         slept_ns=timeline.arrival_ns[after] - timeline.finish_ns[before],
@@ -119,9 +114,46 @@ def measure_sleep(workload: Workload, timeline: Timeline) -> SleepColumns:
         found_tokens=found,
         ttft_ns=np.where(first_ns >= 0, first_ns - timeline.arrival_ns[after], -1),
         time_ns=time_ns,
-        sleeping_tokens=level[ends] if len(ends) and len(order) else np.empty(0, np.int64),
+        sleeping_tokens=tokens,
         capacity_tokens=int(timeline.worker_blocks.sum()) * timeline.block_size,
     )
+
+
+def _sleeping_tokens(
+    workload: Workload, timeline: Timeline, before: Int64Column, after: Int64Column
+) -> tuple[Int64Column, Int64Column]:
+    """Return times, and the KV of sleeping sessions from each on, in tokens; each block once.
+
+    Answers, and tokens without a block, count for each session.
+    """
+    offsets, size, ids = workload.hash_offsets, workload.trace_block_size, workload.hash_ids
+    if int(ids.max(initial=0)) > 2 * len(ids) + 2**16:
+        ids = intern_ids(ids)
+    users = np.zeros(int(ids.max(initial=0)) + 1, np.int32)
+    times = np.concatenate([timeline.finish_ns[before], timeline.arrival_ns[after]])
+    order = np.argsort(times, kind="stable")
+    levels = np.zeros(len(times), np.int64)
+    level = 0
+    for at, change in enumerate(order.tolist()):
+        row = int(before[change % len(before)])
+        prompt = int(timeline.prompt_tokens[row])
+        blocks = ids[offsets[row] : min(offsets[row + 1], offsets[row] - prompt // -size)]
+        if change < len(before):  # it falls asleep
+            fresh, sign = users[blocks] == 0, 1
+            users[blocks] += 1
+        else:
+            users[blocks] -= 1
+            fresh, sign = users[blocks] == 0, -1
+        tokens = int(np.count_nonzero(fresh)) * size + max(int(timeline.output_tokens[row]), 0)
+        surplus = len(blocks) * size - prompt  # of the last block; below 0: tokens without a block
+        if surplus < 0 or (len(blocks) and fresh[-1]):
+            tokens -= surplus
+        level += sign * tokens
+        levels[at] = level
+    if not len(times):
+        return np.empty(0, np.int64), levels
+    last = np.append(np.flatnonzero(np.diff(times[order])), len(times) - 1)
+    return times[order][last], levels[last]
 
 
 def _common_tokens(workload: Workload, before: Int64Column, after: Int64Column) -> Int64Column:

@@ -215,12 +215,10 @@ class RunPlan:
             return
         if not isinstance(settings, SessionKv):
             raise ConfigError(f"session_kv must be a SessionKv, got {settings!r}")
+        if settings.client_hold_s:
+            raise ConfigError("session_kv: client_hold_s is for clients of a live server; leave it out")
         for pool in self.fleet:
-            if settings.needs_tiers and not pool.resolve_tiers().tiers:
-                raise ConfigError(
-                    f"session_kv: {'prefetch' if settings.prefetch != 'no' else 'offload_after_s'} needs a tier below "
-                    "the GPU; add g2 (--g2)"
-                )
+            settings.require_tier(has_tier=bool(pool.resolve_tiers().tiers))
 
     def _check_steps(self) -> None:
         if self.keep_steps and isinstance(self.load, Lockstep):

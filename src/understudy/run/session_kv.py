@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from understudy.checks import read_as
 from understudy.errors import ConfigError, PolicyError, UnderstudyError
 from understudy.user_code import describe_user_failure, load_class, names_file_and_class
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy._core import PrefixTotals, SessionSleep
+    from understudy.run.live_sleep import LiveSleep
+
+    Sleep = SessionSleep | LiveSleep
 
 ACTIONS = ("hold", "unhold", "drop", "offload", "prefetch")
 """hold: evict none of its cached blocks; unhold: end that; drop: end it, and forget blocks that no other request uses;
@@ -37,10 +41,10 @@ class SessionPolicy(Protocol):
     """Decides on the KV of sessions that sleep: between an answer and the session's next request.
 
     A run makes one object. It calls `on_sleep` when a request of a session has ended (`sleep.asleep_ns` is 0), and as
-    often as an answer asks for.
+    often as an answer asks for. A live server also calls `forget(session)`, if there is one, when a session is over.
     """
 
-    def on_sleep(self, sleep: SessionSleep) -> Keep:
+    def on_sleep(self, sleep: Sleep) -> Keep:
         """Return what to do now, and when to ask again."""
 
 
@@ -66,11 +70,13 @@ class SessionKv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     or that its client tells."""
     prefetch_lead_s: float = 1.0
     """How long before that time."""
+    client_hold_s: float = 0.0
+    """Longest hold that clients of a live server may ask for with a request; 0: none. It replaces `hold_s` there."""
     policy: Any = None
     """`FILE.py:CLASS`, or a class (or another callable without arguments) that returns a `SessionPolicy`."""
 
     def __post_init__(self) -> None:
-        for name in ("hold_s", "release_after_s", "offload_after_s", "prefetch_lead_s"):
+        for name in ("hold_s", "release_after_s", "offload_after_s", "prefetch_lead_s", "client_hold_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1e9:
                 raise ConfigError(f"session_kv: {name} must be a time in seconds, from 0 to 1e9, got {value}")
@@ -86,8 +92,8 @@ class SessionKv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 )
         elif not any(self._is_set(name) for name in self.__struct_fields__ if name != "prefetch_lead_s"):
             raise ConfigError(
-                "session_kv: nothing is set; give hold_s, release, release_after_s, offload_after_s, prefetch or "
-                "policy"
+                "session_kv: nothing is set; give hold_s, release, release_after_s, offload_after_s, prefetch, "
+                "client_hold_s or policy"
             )
         if self.release_after_s is not None and 0 < self.release_after_s < self.hold_s:
             raise ConfigError(
@@ -99,6 +105,27 @@ class SessionKv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def _is_set(self, name: str) -> bool:
         usual = dict(zip(self.__struct_fields__[::-1], self.__struct_defaults__[::-1], strict=False))
         return bool(getattr(self, name) != usual[name])
+
+    @classmethod
+    def read(cls, text: str, *, flag: str = "--session-kv") -> SessionKv:
+        """Read `SETTING=VALUE,…` or `FILE.py:CLASS`. ConfigError names a wrong setting."""
+        if names_file_and_class(text):
+            return cls(policy=text)
+        given: dict[str, Any] = {}
+        for part in text.split(","):
+            name, separator, value = part.partition("=")
+            if not separator or not name or not value:
+                raise ConfigError(f"{flag}: {part!r} is no SETTING=VALUE, such as hold_s=60")
+            if name in given:
+                raise ConfigError(f"{flag}: {name} is given twice; give one")
+            given[name] = _read_value(flag, name, value)
+        return read_as(cls, given)
+
+    def require_tier(self, *, has_tier: bool) -> None:
+        """Check that blocks have a tier to go to. ConfigError names the setting without one."""
+        if self.needs_tiers and not has_tier:
+            name = "prefetch" if self.prefetch != "no" else "offload_after_s"
+            raise ConfigError(f"session_kv: {name} needs a tier below the GPU; add g2 (--g2)")
 
     @property
     def needs_tiers(self) -> bool:
@@ -134,6 +161,15 @@ class SessionKv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {name: self.name if name == "policy" else value for name, value in given.items()}
 
 
+def _read_value(flag: str, name: str, value: str) -> float | str:
+    if not name.endswith("_s"):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"{flag}: {name} must be a number of seconds, got {value!r}") from None
+
+
 class GapPredictor:
     """Predicts how long a session sleeps: the median of its own gaps, or else of all sessions' gaps."""
 
@@ -148,6 +184,10 @@ class GapPredictor:
         """Add a gap that has ended."""
         self._own[session].append(gap_s)
         self._all.append(gap_s)
+
+    def forget(self, session: int) -> None:
+        """Forget a session's own gaps."""
+        self._own.pop(session, None)
 
     def predict_s(self, session: int, asleep_s: float) -> float | None:
         """Return the expected whole gap of a session that has slept so long; None: unknown.
@@ -173,7 +213,7 @@ class TimedPolicy:
         self._gaps = GapPredictor()
         self._due: dict[int, list[tuple[float, str]]] = {}
 
-    def on_sleep(self, sleep: SessionSleep) -> Keep:
+    def on_sleep(self, sleep: Sleep) -> Keep:
         """Do what is due, and return at the next time."""
         asleep_s = sleep.asleep_ns / 1e9
         if sleep.asleep_ns == 0:
@@ -191,17 +231,26 @@ class TimedPolicy:
             return Keep(now)
         return Keep(now, min(time_s for time_s, _ in later) - asleep_s)
 
-    def _plan(self, sleep: SessionSleep) -> list[tuple[float, str]]:
+    def forget(self, session: int) -> None:
+        """Forget a session that is over."""
+        self._due.pop(session, None)
+        self._gaps.forget(session)
+
+    def _plan(self, sleep: Sleep) -> list[tuple[float, str]]:
         settings = self._settings
         if sleep.is_last and settings.release == "end":
             return [(0.0, "drop")]
         due = []
-        if settings.hold_s > 0:
-            due += [(0.0, "hold"), (settings.hold_s, "unhold")]
+        hold_ns: int | None = getattr(sleep, "hold_ns", None)  # clients of a replay ask for nothing
+        hold_s = settings.hold_s if hold_ns is None else hold_ns / 1e9
+        if hold_s > 0:
+            due += [(0.0, "hold"), (hold_s, "unhold")]
         if settings.offload_after_s is not None:
             due.append((settings.offload_after_s, "offload"))
-        if settings.release_after_s is not None:
-            due.append((settings.release_after_s, "drop"))
+        release_ns: int | None = getattr(sleep, "release_ns", None)
+        release_s = settings.release_after_s if release_ns is None else release_ns / 1e9
+        if release_s is not None:
+            due.append((release_s, "drop"))
         if settings.prefetch == "told" and sleep.told_ns is not None:
             at_s = sleep.told_ns / 1e9 - settings.prefetch_lead_s
             if at_s > 0:
@@ -222,8 +271,14 @@ class SessionDriver:
     def __init__(self, settings: SessionKv) -> None:
         self._settings = settings
         self._policy = settings.make()
+        self._forget = getattr(self._policy, "forget", None)
 
-    def on_sleep(self, sleep: SessionSleep) -> tuple[list[str], int | None]:
+    def forget(self, session: int) -> None:
+        """Tell the policy that a session is over, if it wants to know."""
+        if self._forget is not None:
+            self._forget(session)
+
+    def on_sleep(self, sleep: Sleep) -> tuple[list[str], int | None]:
         """Return the actions, and the time after which to ask again in ns. PolicyError for an invalid answer."""
         try:
             answer = self._policy.on_sleep(sleep)

@@ -148,7 +148,7 @@ class EngineCore:
         self.live[request.engine_id] = request
         if self.recorder is not None:
             self.recorder.on_submit(request, now_ns)
-        applied = self._apply(effects, now_ns)
+        applied = self.apply(effects, now_ns)
         for ended in applied.finished:
             ended.refused = ended.ended == "cancelled"
         return applied
@@ -165,7 +165,7 @@ class EngineCore:
         if self.live.get(request.engine_id) is not request:
             return StepEffects([], [], 0)
         aborted = request.aborted
-        effects = self._apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
+        effects = self.apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
         request.aborted = aborted  # by this call, not by the engine
         return effects
 
@@ -210,7 +210,7 @@ class EngineCore:
         if now_ns < self._begin_ns:  # an idle loop that sleeps between two polls
             return False
         effects = self.engine.begin_step(now_ns)
-        self._apply(effects, now_ns).notify_listeners(now_ns)
+        self.apply(effects, now_ns).notify_listeners(now_ns)
         if effects.phase not in (Phase.IN_STEP, Phase.STALLED) or effects.wake_ns is None:
             return False
         self.step_end_ns = effects.wake_ns
@@ -225,14 +225,14 @@ class EngineCore:
         self.steps += 1
         if self.recorder is not None:
             self.recorder.on_step(self.engine, now_ns, ended=True)
-        return self._apply(effects, now_ns, effects.batch_tokens or self._batch_tokens)
+        return self.apply(effects, now_ns, effects.batch_tokens or self._batch_tokens)
 
     def land(self, now_ns: int) -> None:
         """Finish the transfers that end by then."""
-        self._apply(self.engine.land(now_ns), now_ns).notify_listeners(now_ns)
+        self.apply(self.engine.land(now_ns), now_ns).notify_listeners(now_ns)
 
-    def _apply(self, effects: Effects, now_ns: int, batch_tokens: int = 0) -> StepEffects:
-        """Update the live requests; the caller notifies their listeners."""
+    def apply(self, effects: Effects, now_ns: int, batch_tokens: int = 0) -> StepEffects:
+        """Update the live requests by the effects of a call; the caller notifies their listeners."""
         # A computing engine may have received requests after these effects.
         self._phase = self.engine.snapshot().phase if self.computing else effects.phase
         if self.net is not None:
@@ -285,7 +285,7 @@ class EngineCore:
         """Drop all requests and free their blocks; they are lost. The cache and an open step stay."""
         taken = list(self.live.values())
         for request in taken:
-            self._apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
+            self.apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
             request.ended, request.aborted = "lost", False
         return taken
 

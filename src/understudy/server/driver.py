@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from understudy.clock import Clock
     from understudy.server.live_request import LiveRequest, StepEffects
 
+    _Action = Callable[[int], object]
     _Computed = Future[Effects] | asyncio.Future[Effects]
 
 log = logging.getLogger("understudy.server")
@@ -80,9 +81,7 @@ class Driver:
         self._soon = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None  # the first that was only logged
-        self._logged_failures: set[tuple[str, str, str]] = (
-            set()
-        )  # so that each is logged once, not every step
+        self._logged_failures: set[tuple[str, str, str]] = set()  # so that each is logged once
 
     def observe(self, core: EngineCore, observer: Observer) -> None:
         """Notify `observer` of every step of this engine."""
@@ -152,9 +151,11 @@ class Driver:
         self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, EventClass.ARRIVAL, core, cancel_now)
         self._wake()
 
-    def enqueue(self, core: EngineCore, action: Callable[[int], object], at_ns: int | None = None) -> None:
+    def enqueue(
+        self, core: EngineCore, action: _Action, at_ns: int | None = None, kind: int = EventClass.ARRIVAL
+    ) -> None:
         """Queue `action(now_ns)` on an engine now or at `at_ns`, in order with its other inputs."""
-        self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, EventClass.ARRIVAL, core, action)
+        self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, kind, core, action)
         self._wake()
 
     def poll_all(self) -> None:
@@ -343,9 +344,7 @@ class Driver:
             core.wake_ns = wake_ns
             self._enqueue(max(wake_ns, now_ns + 1), EventClass.LANDING, core, None)
 
-    def _enqueue(
-        self, time_ns: int, kind: int, core: EngineCore | None, action: Callable[[int], object] | None
-    ) -> None:
+    def _enqueue(self, time_ns: int, kind: int, core: EngineCore | None, action: _Action | None) -> None:
         self._sequence += 1
         heapq.heappush(self._queue, (time_ns, kind, self._sequence, core, action))
 

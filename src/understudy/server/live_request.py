@@ -37,6 +37,16 @@ class ErrorCount(Protocol):
     errors: int
 
 
+class SessionPart(Protocol):
+    """A request's part in a session whose KV is kept."""
+
+    def on_submit(self, core: Any, request: LiveRequest) -> None:
+        """Handle the submission of the request to an engine."""
+
+    def on_end(self, request: LiveRequest, now_ns: int) -> None:
+        """Handle the end of the request."""
+
+
 class LiveRequest:
     """A request in one engine, with the times of its transitions (ns, −1: not yet)."""
 
@@ -74,6 +84,7 @@ class LiveRequest:
         "rank",
         "record",
         "refused",
+        "session",
         "streams",
     )
 
@@ -130,6 +141,8 @@ class LiveRequest:
         """True when the server or the engine ended the request; its client gets the outputs so far."""
         self.refused = False
         """True when the engine ended the request because its queue was full."""
+        self.session: SessionPart | None = None
+        """Its part in a session whose KV is kept; None: it has none."""
         self.below_cache_threshold = False
         """True when too little of the prompt was cached; the request was not submitted to the engine."""
         self.ended = ""
@@ -150,7 +163,9 @@ class LiveRequest:
             self.report_failure()
 
     def notify_end(self, now_ns: int) -> None:
-        """Notify the listener that the request has ended; log its errors."""
+        """Notify session and listener that the request has ended; log the listener's errors."""
+        if self.session is not None:
+            self.session.on_end(self, now_ns)
         try:
             self.listener.on_end(self, now_ns)
         except Exception:

@@ -21,6 +21,7 @@ from understudy.server.kv_events import KvEventsConfig
 from understudy.server.loop import heap_frozen
 from understudy.server.outputs import Outputs
 from understudy.server.push.network import PushNetwork
+from understudy.server.sessions import LiveSessions
 from understudy.server.tokenizer import open_tokenizer
 from understudy.server.worker import Worker
 from understudy.tiers.native import to_core
@@ -51,6 +52,8 @@ class Runtime:
         self._outputs: dict[tuple[str, str | None, int], Outputs] = {}
         self.network: HandOffNetwork | None = None
         """Carries hand-offs between the workers; None: no worker takes part in any."""
+        self.sessions: LiveSessions | None = None
+        """Keeps the KV of sessions between their requests; None: no policy."""
 
     def worker(
         self, settings: ServerSettings, index: int = 0, *, run: TierRun | None = None, events: bool = False
@@ -76,6 +79,8 @@ class Runtime:
                     "--disaggregation-mode: a process has one side; start each server with `understudy serve`"
                 )
             push = PushNetwork(self.driver, settings.push, settings.engine.block_size)
+        if settings.session_kv is not None and self.sessions is None:
+            self.sessions = LiveSessions(settings.session_kv, self.driver)
         return Worker(
             settings,
             self.driver,
@@ -89,6 +94,7 @@ class Runtime:
             given=self.given,
             network=self.network,
             push=push,
+            sessions=self.sessions,
         )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from understudy.run.session_kv import SessionKv  # noqa: TC001 (msgspec reads it)
 from understudy.server.handoff.settings import HandOffSettings  # noqa: TC001 (msgspec reads it)
 from understudy.server.push.settings import PushSettings  # noqa: TC001 (msgspec reads it)
 from understudy.server.release import ApiRelease, find_release
@@ -41,6 +42,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""
+    session_kv: SessionKv | None = None
+    """What happens to the KV of sessions between their requests; None: nothing."""
     data_parallel_size: int = 1
     handoff: HandOffSettings | None = None
     """Hand-offs of KV blocks to or from other servers; None: none."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from understudy.server.metrics.vllm import VllmMetrics
     from understudy.server.outputs import Outputs
     from understudy.server.push.network import PushNetwork
+    from understudy.server.sessions import LiveSessions
     from understudy.server.settings import ServerSettings
 
 
@@ -56,6 +57,7 @@ class Worker:
         given: GivenEngine | None = None,
         network: HandOffNetwork | None = None,
         push: PushNetwork | None = None,
+        sessions: LiveSessions | None = None,
     ) -> None:
         self.settings = settings
         self.release = settings.release
@@ -101,6 +103,8 @@ class Worker:
                 push=push,
             )
         )
+        self.sessions = sessions
+        """Keeps the KV of sessions between their requests; None: no policy."""
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         self._hashed_ahead = self.cores[0].hashed_ahead
         page = MetricsPage.of(settings, self.cores)
@@ -129,6 +133,8 @@ class Worker:
             add_handoff(self.registry, self.handoff, model_name=settings.names[0], engine="0")
         add_lateness(self.registry, driver.step_lateness, token_lateness)
         add_errors(self.registry, self.cores)
+        if sessions is not None:
+            sessions.join(self.cores, self.registry)
         for core in self.cores:
             driver.observe(core, self)
 

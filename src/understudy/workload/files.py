@@ -23,6 +23,7 @@ STDIN = "-"
 """Name of a trace that means standard input."""
 
 _GZIP = b"\x1f\x8b"
+_UNZIPPED_AT_ONCE = 1 << 18
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def open_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             else:
                 raw = stack.enter_context(open_reporting(Path(path)))
             if Path(path).suffix == ".gz" or raw.peek(2).startswith(_GZIP):
-                raw = _make_peekable(stack.enter_context(gzip.GzipFile(fileobj=raw)))
+                zipped = cast("io.RawIOBase", stack.enter_context(gzip.GzipFile(fileobj=raw)))
+                raw = io.BufferedReader(zipped, _UNZIPPED_AT_ONCE)
             yield _convert_to_utf8(raw)
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         raise InvalidArgument(f"cannot read trace {path}: {error}") from error

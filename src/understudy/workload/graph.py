@@ -66,6 +66,8 @@ class RequestGraph:
     """Index into `models`, if the source names a model for each request."""
     models: tuple[str, ...] = ()
     """Names of models."""
+    recorded_service_ns: Int64Column | None = None
+    """Recorded time from each request's arrival to its last token, −1 where the source has none. No run reads it."""
 
     def __post_init__(self) -> None:
         rows = len(self.play)
@@ -79,6 +81,8 @@ class RequestGraph:
         self._set("dependency_relations", np.uint8, edges)
         if self.model is not None:
             self._set("model", np.int32, rows)
+        if self.recorded_service_ns is not None:
+            self._set("recorded_service_ns", np.int64, rows)
         self._check()
 
     def _set(self, name: str, dtype: type[np.generic], rows: int) -> None:
@@ -153,6 +157,9 @@ class RequestGraph:
             dependency_relations=self.dependency_relations[edges],
             play_ids=play_ids,
             model=None if self.model is None else self.model[index],
+            recorded_service_ns=(
+                None if self.recorded_service_ns is None else self.recorded_service_ns[index]
+            ),
         )
 
     def parent_sessions(self, session: Int32Column) -> Int32Column:
@@ -173,11 +180,12 @@ class RequestGraph:
         return parents
 
     def columns(self) -> list[tuple[str, NDArray[np.generic]]]:
-        """Return the arrays by name."""
+        """Return the arrays that a run reads, by name."""
         return [
             (each.name, value)
             for each in fields(self)
-            if isinstance(value := getattr(self, each.name), np.ndarray)
+            if each.name != "recorded_service_ns"
+            and isinstance(value := getattr(self, each.name), np.ndarray)
         ]
 
     def _check(self) -> None:
@@ -193,6 +201,8 @@ class RequestGraph:
                 f"must be an index below {len(self.models)}",
             )
         _fail_first("not_before_ns", self.not_before_ns < 0, "must be at least 0")
+        if self.recorded_service_ns is not None:
+            _fail_first("recorded_service_ns", self.recorded_service_ns < -1, "must be at least 0, or −1")
         check_offsets("dependency_offsets", self.dependency_offsets, len(self.dependency_rows))
         on = self.dependency_rows
         _fail_first(
@@ -243,7 +253,15 @@ def concat_graphs(parts: Sequence[RequestGraph]) -> RequestGraph:
         if has_models
         else None,
         models=names if has_models else (),
+        recorded_service_ns=_join_service([(len(part), part.recorded_service_ns) for part in parts]),
     )
+
+
+def _join_service(parts: Sequence[tuple[int, Int64Column | None]]) -> Int64Column | None:
+    """Join recorded times of workloads with so many requests; −1 for those of a workload without."""
+    if all(given is None for _, given in parts):
+        return None
+    return np.concatenate([np.full(rows, -1, np.int64) if given is None else given for rows, given in parts])
 
 
 def find_cycle(waiting: Int64Column, on: Int64Column, rows: int) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 
 from understudy.cli import main
 from understudy.errors import InvalidArgument
-from understudy.workload import Workload, read_trace, write_agentic_mooncake, write_mooncake
+from understudy.workload import Workload, read_trace, scale_users, write_agentic_mooncake, write_mooncake
 from understudy.workload.columns import intern_ids
 from workload.agents.test_weka import edges, request, sessions, subagent, trace
 
@@ -127,6 +127,26 @@ def test_sessions_convert_to_plays_whose_turns_follow_one_another(tmp_path: Path
     assert again.graph.not_before_ns.tolist() == [0, 2_000_000, 0]
 
 
+def test_recorded_times_of_service_stay_with_their_requests(tmp_path: Path) -> None:
+    rows = [row("a0", recorded_api_time_ms=12.5), row("a1"), row("b0", play="B", recorded_api_time_ms=0)]
+    workload = read_trace(write(tmp_path / "graph.jsonl", *rows))
+    assert workload.graph is not None
+    assert workload.graph.recorded_service_ns is not None
+    assert workload.graph.recorded_service_ns.tolist() == [12_500_000, -1, 0]
+    write_agentic_mooncake(workload.take(np.array([2])), tmp_path / "again.jsonl")
+    _, only = map(json.loads, (tmp_path / "again.jsonl").read_text().splitlines())
+    assert only["recorded_api_time_ms"] == 0
+    source = tmp_path / "weka.jsonl"
+    source.write_text(json.dumps(trace([request(0, [1], api_time=2), request(6, [1, 2])], "one")))
+    write_agentic_mooncake(read_trace(source), tmp_path / "lowered.jsonl")
+    lowered = [json.loads(line) for line in (tmp_path / "lowered.jsonl").read_text().splitlines()[1:]]
+    assert [one.get("recorded_api_time_ms") for one in lowered] == [2000, None]
+    doubled = scale_users(workload, 2)
+    assert doubled.graph is not None
+    assert doubled.graph.recorded_service_ns is not None
+    assert sorted(doubled.graph.recorded_service_ns.tolist()) == [-1, -1, 0, 0, 12_500_000, 12_500_000]
+
+
 def test_a_graph_is_not_written_as_a_mooncake_trace(tmp_path: Path) -> None:
     workload = read_trace(write(tmp_path / "graph.jsonl", row("a0")))
     with pytest.raises(InvalidArgument, match="--to agentic-mooncake"):
@@ -160,6 +180,11 @@ def test_a_graph_is_not_written_as_a_mooncake_trace(tmp_path: Path) -> None:
         (
             [row("a0", ("a1", "completion", 0, "join")), row("a1", ("a0", "dispatch", 0, "spawn"))],
             r":2: dependencies: request 'a0' waits for itself",
+        ),
+        ([{**row("a0"), "recorded_api_time_ms": -1}], r":2: recorded_api_time_ms: must be at least 0"),
+        *(
+            ([{key: value for key, value in row("a0").items() if key != name}], f":2: {name} is missing")
+            for name in ("hash_ids", "not_before_ms", "dependencies", "play_id")
         ),
         ([row("a0", wait_for=["x"])], r":2: Object contains unknown field `wait_for`"),
         ([row("a0", source_play_ordinal=0), row("a1")], r":3: source_play_ordinal: is missing"),

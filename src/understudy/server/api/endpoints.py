@@ -14,6 +14,7 @@ from understudy.server.api.ids import new_id
 from understudy.server.api.planner import Planner
 from understudy.server.api.reading import Reader
 from understudy.server.api.scoring import ScoringStyle
+from understudy.server.api.session_headers import read_hints
 from understudy.server.api.time_slices import run_in_slices
 
 if TYPE_CHECKING:
@@ -127,7 +128,10 @@ class Endpoints:
         self, read: Read, style: Style, request: Request, connection: Connection, prefix: str
     ) -> Generation:
         self._headers(read.sampling, request)
-        return self._run(self._open(read, style, request, connection, prefix), read, request)
+        hints = read_hints(request.headers, read.sampling.session_id, self.worker.settings.session_kv)
+        generation = self._open(read, style, request, connection, prefix)
+        generation.session = hints
+        return self._run(generation, read, request)
 
     def _run(self, generation: Generation, read: Read, request: Request) -> Generation:
         """Plan the answers and submit them to the engine, in time slices."""

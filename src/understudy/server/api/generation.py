@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from understudy.http import Connection
     from understudy.server.api.planner import PlannedAnswers
     from understudy.server.api.sampling import Sampling
+    from understudy.server.sessions import SessionHints
     from understudy.server.worker import Worker
 
 DONE = b"data: [DONE]\n\n"
@@ -79,6 +80,8 @@ class Generation:
         self._left = 0
         self._gone = False
         self.load_format = ""
+        self.session: SessionHints | None = None
+        """What the client tells about its session; None: its KV is not kept."""
         self.rids: dict[int, str] | None = None
         """Ids of the choices' requests by index; None: made from `id`."""
         self.detail: dict[str, Any] = {}
@@ -130,6 +133,8 @@ class Generation:
             cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
             streams=sampling.stream,
         )
+        if self.session is not None and worker.sessions is not None and choice.index == 0:
+            choice.request.session = worker.sessions.open(self.session, identities)
         if worker.handoff is not None and sampling.kv_transfer_params:
             if len(self.choices) > 1:
                 raise ApiError(
@@ -176,6 +181,8 @@ class Generation:
             assert choice.request is not None
             try:
                 self.worker.submit(choice.request, rank)
+                if choice.request.session is not None:
+                    choice.request.session.on_submit(self.worker.cores[rank], choice.request)
             except InvalidArgument as error:
                 raise ApiError(str(error)) from None
         if self.sampling.stream:

@@ -17,6 +17,7 @@ OURS = (
     Flag(["--vllm-version"], "str"),
     Flag(["--set"], "str", many=True),
     Flag(["--tiers"], "json"),
+    Flag(["--session-kv"], "str"),
     Flag(["--kv-cache-groups"], "json"),
     Flag(["--kv-peer"], "str", many=True),
     Flag(["--kv-link-gbps"], "float"),

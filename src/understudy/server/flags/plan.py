@@ -11,6 +11,7 @@ import msgspec
 from understudy.checks import port_number, positive_number, whole_number
 from understudy.engines.group_layouts import fit_model_len
 from understudy.errors import ConfigError
+from understudy.run.session_kv import SessionKv
 from understudy.server.access import admin_networks
 from understudy.server.flags.engine import build_engine
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
@@ -149,6 +150,8 @@ def settings_of(
     given["profile_dir"] = _read_profile_dir(values.get("profiler-config"))
     if values.get("tiers") is not None:
         given["tiers"] = read_tiers(values["tiers"])
+    if values.get("session-kv") is not None:
+        given["session_kv"] = SessionKv.read(values["session-kv"])
     hands_off = names_connector(values.get("kv-transfer-config"))
     below = offload_settings(
         values.get("kv-offloading-size"),

@@ -34,7 +34,14 @@ _HANDLED = frozenset(
             "profiler-config",
         ),
         *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config", *HANDOFF_FLAGS),
-        *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
+        *(
+            "set",
+            "tiers",
+            "session-kv",
+            "max-request-body-size-mb",
+            "time-to-first-token",
+            "inter-token-latency",
+        ),
         *("time-to-first-token-std-dev", "inter-token-latency-std-dev"),
         *("failure-injection-rate", "failure-types", "fake-metrics", "engine"),
     )
@@ -47,6 +54,8 @@ READERS = {"sglang": read_sglang_serve, "trtllm": read_trtllm_serve}
 def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
     """Read a command line, with the flags of the engine that it names. ConfigError names the problem and the remedy."""
     name = find_engine_name(arguments)
+    if name and name != "vllm" and any(word.partition("=")[0] == "--session-kv" for word in arguments):
+        raise ConfigError(f"--session-kv: works with vLLM's scheduler; leave it out with --engine {name}")
     if name in READERS:
         return READERS[name](arguments, more=more)
     kind = find_kind(name) if name in KIND_MODULES else default_kind()  # whose flags refuse other names

@@ -46,6 +46,8 @@ class Node:
     strict_priority: int = 0
     policy_class: str | None = None
     output_token_ids: Sequence[int] | None = None
+    recorded_service_ns: int = -1
+    """Recorded time to its last token; −1: unknown."""
 
 
 def build(
@@ -93,6 +95,7 @@ def build(
     else:
         numbers = intern_ids(hash_ids)
     policies = list(dict.fromkeys(node.policy_class for node in nodes if node.policy_class is not None))
+    service = np.array([node.recorded_service_ns for node in nodes], np.int64)
     strict = np.array([node.strict_priority for node in nodes], np.int64)
     play_names = list(plays)
     return Workload(
@@ -127,6 +130,7 @@ def build(
             play_ids=play_names,
             model=np.array([models[node.model] for node in nodes], np.int32),
             models=tuple(models),
+            recorded_service_ns=None if bool((service < 0).all()) else service,
         ),
         notes=notes,
     )

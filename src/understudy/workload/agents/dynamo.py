@@ -283,6 +283,7 @@ class _Sessions:
                 output_tokens=one.request.output_tokens,
                 not_before_ns=0 if self._edges[one.place] else one.start_ns - first_ns,
                 dependencies=self._edges[one.place],
+                recorded_service_ns=-1 if one.request.total_time_ms is None else one.end_ns - one.start_ns,
             )
             for one in self._ended
         ]

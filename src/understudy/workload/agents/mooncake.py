@@ -49,7 +49,7 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     schema: str
     version: int
     block_size: int
-    hash_id_scope: str = "local"
+    hash_id_scope: str
     source: _Source | None = None
 
 
@@ -67,9 +67,9 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     model: str
     input_length: int
     output_length: int
-    hash_ids: msgspec.Raw = NO_IDS
-    not_before_ms: float = 0.0
-    dependencies: list[_Dependency] = []
+    hash_ids: msgspec.Raw
+    not_before_ms: float
+    dependencies: list[_Dependency]
     source_play_ordinal: int | None = None
     recorded_api_time_ms: float | None = None
     priority: int | None = None
@@ -222,6 +222,11 @@ def _make_nodes(rows: list[_Row], places: list[str]) -> list[Node]:
                 strict_priority=row.strict_priority or 0,
                 policy_class=row.policy_class,
                 output_token_ids=row.output_token_ids,
+                recorded_service_ns=(
+                    -1
+                    if row.recorded_api_time_ms is None
+                    else _to_ns(row.recorded_api_time_ms, where, "recorded_api_time_ms")
+                ),
             )
         )
     return nodes
@@ -293,6 +298,8 @@ def write_agentic_mooncake(
                 for on, trigger, delay, relation in graph.dependencies(row)
             ],
         }
+        if graph.recorded_service_ns is not None and graph.recorded_service_ns[row] >= 0:
+            result["recorded_api_time_ms"] = _to_ms(int(graph.recorded_service_ns[row]))
         if workload.priority[row]:
             result["priority"] = int(workload.priority[row])
         if workload.strict_priority is not None and workload.strict_priority[row]:

@@ -74,6 +74,7 @@ class _Columns:
     start_ns: Int64Column
     """Of nested requests: as in the file."""
     service_ns: Int64Column
+    has_service: NDArray[np.bool_]
     models: list[str]
     prompt: Int64Column
     output: Int64Column
@@ -177,6 +178,7 @@ class _Flat:
                 np.int64,
             ),
             service_ns=np.array(service_ns, np.int64),
+            has_service=np.array([request.api_time is not None for request in self._requests]),
             models=[request.model for request in self._requests],
             prompt=np.array([request.input for request in self._requests], np.int64),
             output=np.array([request.out for request in self._requests], np.int64),
@@ -262,6 +264,7 @@ def _join(traces: list[_Columns], block_size: int) -> Workload:
             play_ids=[trace.name for trace in traces],
             model=np.array([place[name] for each in lowered for name in each.models], np.int32),
             models=names,
+            recorded_service_ns=np.concatenate([each.service_ns for each in lowered]),
         ),
     )
 
@@ -306,6 +309,7 @@ class _Lowered:
         self.triggers, self.delays, self.relations = triggers[edges], delays[edges], relations[edges]
         self.not_before_ns = (start_ns - start_ns.min())[order]
         self.models = [trace.models[row] for row in order]
+        self.service_ns = np.where(trace.has_service, trace.service_ns, -1)[order]
         self.request_ids = [f"{trace.name}:{trace.names[row]}" for row in order]
         self._find_sessions(trace, stream)
 
