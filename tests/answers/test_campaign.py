@@ -22,7 +22,7 @@ BATCH = 20
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0")) // 500
 
 
-@pytest.mark.parametrize("first", range(0, 80, BATCH))
+@pytest.mark.parametrize("first", range(0, 60, BATCH))
 def test_answers_of_random_deployments_are_those_of_independent_programs(first: int, tmp_path: Path) -> None:
     _, differences = campaign(first, BATCH, tmp_path, quiet=True)
     assert not differences, "\n".join(differences)

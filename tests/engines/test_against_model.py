@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from model.vllm_requests import Plan
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
-SEEDS = 30  # for each profile
+SEEDS = 20  # for each profile
 FIXED = Profile("fixed", phantom_hit=False)
 MS = 1_000_000
 
