@@ -210,13 +210,13 @@ class ScalerDriver:
 
     def _measure(self, core: SeenFleet) -> TickMetrics:
         found: dict[Role, list[WorkerMetrics]] = {role: [] for role in ROLES}
-        for one in core.workers:
-            found[self._roles[one.pool]].append(one)
-        ids = {
-            (role, state): [one.worker for one in found[role] if one.state in states]
-            for role in ROLES
-            for state, states in _STATES.items()
+        ids: dict[tuple[Role, str], list[int]] = {
+            (role, state): [] for role in ROLES for state in ("active", "starting", "draining")
         }
+        for one in core.workers:
+            role = self._roles[one.pool]
+            found[role].append(one)
+            ids[role, _STATES[one.state]].append(one.worker)
         prefill, decode = found["prefill"], found["decode"]
         return {
             "tick_ordinal": self._ticks,
@@ -244,9 +244,10 @@ class ScalerDriver:
 
 
 _STATES = {
-    "active": (LifeState.READY,),
-    "starting": (LifeState.STARTING, LifeState.RESTARTING),
-    "draining": (LifeState.DRAINING,),
+    LifeState.READY: "active",
+    LifeState.STARTING: "starting",
+    LifeState.RESTARTING: "starting",
+    LifeState.DRAINING: "draining",
 }
 
 
@@ -276,28 +277,30 @@ def _read_target(decision: Decision, name: str) -> int | None:
 
 def _list_snapshots(workers: Sequence[WorkerMetrics]) -> list[PassSnapshot]:
     """Return the pass of each worker that is ready and has computed anything yet; zeros when it is idle."""
-    return [
-        {
-            "worker_id": one.worker,
-            "dp_rank": 0,
-            "wall_time": one.step_ns / 1e9,
-            "num_prefill_requests": one.prefill.count,
-            "sum_prefill_tokens": one.prefill.tokens,
-            "var_prefill_length": one.prefill.variance,
-            "sum_prefill_kv_tokens": one.prefill_context_tokens,
-            "num_decode_requests": one.decode.count,
-            "sum_decode_kv_tokens": one.decode.tokens,
-            "var_decode_kv_tokens": one.decode.variance,
-            "num_queued_prefill": one.queued_prefill.count,
-            "sum_queued_prefill_tokens": one.queued_prefill.tokens,
-            "var_queued_prefill_length": one.queued_prefill.variance,
-            "num_queued_decode": one.queued_decode.count,
-            "sum_queued_decode_kv_tokens": one.queued_decode.tokens,
-            "var_queued_decode_kv_tokens": one.queued_decode.variance,
-        }
-        for one in workers
-        if one.has_stepped and one.state == LifeState.READY
-    ]
+    return [_describe_pass(one) for one in workers if one.has_stepped and one.state == LifeState.READY]
+
+
+def _describe_pass(one: WorkerMetrics) -> PassSnapshot:
+    prefill, decode = one.prefill, one.decode  # each reading makes an object
+    queued, resumed = one.queued_prefill, one.queued_decode
+    return {
+        "worker_id": one.worker,
+        "dp_rank": 0,
+        "wall_time": one.step_ns / 1e9,
+        "num_prefill_requests": prefill.count,
+        "sum_prefill_tokens": prefill.tokens,
+        "var_prefill_length": prefill.variance,
+        "sum_prefill_kv_tokens": one.prefill_context_tokens,
+        "num_decode_requests": decode.count,
+        "sum_decode_kv_tokens": decode.tokens,
+        "var_decode_kv_tokens": decode.variance,
+        "num_queued_prefill": queued.count,
+        "sum_queued_prefill_tokens": queued.tokens,
+        "var_queued_prefill_length": queued.variance,
+        "num_queued_decode": resumed.count,
+        "sum_queued_decode_kv_tokens": resumed.tokens,
+        "var_queued_decode_kv_tokens": resumed.variance,
+    }
 
 
 def _traffic_of(core: SeenFleet) -> Traffic:
