@@ -106,7 +106,7 @@ def _header(report: JudgedReport, title: str, baseline: JudgedReport | None) -> 
     spans = "".join(f"<span>{fact}</span>" for fact in facts)
     source = f"times from {escape(format_times(run.times))}"
     if baseline is not None and (others := format_times(baseline.run.times)) != format_times(run.times):
-        source += f"; those of the other run from {escape(others)}"
+        source += f"; the run beside it has its times from {escape(others)}"
     return (
         f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div>'
         f'<div class="source">{source}</div></div>{THEME_BUTTON}</header>'
