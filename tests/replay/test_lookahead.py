@@ -14,7 +14,7 @@ from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
-from understudy.workload import ClosedLoop, OpenLoop
+from understudy.workload import ClosedLoop, OpenLoop, Poisson
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"routing": "least_loaded"},
@@ -90,3 +90,15 @@ def test_a_finish_and_an_arrival_at_one_time_come_in_this_order() -> None:
     run = run_offline(RunPlan(workload, VllmConfig(timing=ONE_MS), workers=2, routing="least_loaded"))
     assert run.timeline.finish_ns.tolist()[0] == run.timeline.arrival_ns.tolist()[2]
     assert run.timeline.worker.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("routing", ["least_loaded", "kv"])
+def test_queues_longer_than_the_pool_has_blocks_change_nothing(routing: Any) -> None:
+    load = crowd(120, arrivals=Poisson(qps=4000))
+    engine = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, async_scheduling=False)
+    runs = [
+        run_offline(RunPlan(load, engine, workers=2, routing=routing, fast_forward=fast))
+        for fast in (True, False)
+    ]
+    assert runs[0].timeline.sample_waiting.max() > 30
+    assert runs[0].facts.digest == runs[1].facts.digest

@@ -1,5 +1,7 @@
 // A lower bound of the next finish time, without running the steps before it.
 #include <algorithm>
+#include <array>
+#include <limits>
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
@@ -8,6 +10,7 @@ namespace understudy {
 
 namespace {
 
+constexpr std::size_t kWarm = 8;           // requests that are prefetched ahead of their use
 constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs more than predicting again
 
 }  // namespace
@@ -53,6 +56,8 @@ std::optional<Outlook> VllmEngine::outlook() const {
   }
   out.alone = prompts == 0 && num_waiting() == 0;
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
+  // Each that waits counts a block or more below; long queues are not visited for that.
+  if (!kv_->has_room(num_waiting(), tiers_.get())) return std::nullopt;
   scheduler_->waiting().for_each(
       [&](RequestSlot id) { out.steps = std::min(out.steps, to_finish(scheduler_->requests()[id])); });
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
@@ -147,7 +152,27 @@ std::int64_t VllmEngine::finish_bound() const {
     return scheduler_->requests()[id].num_computed_tokens < scheduler_->requests()[id].spec.prompt_tokens;
   };
   for (const RequestSlot id : scheduler_->running()) consider(id, prefills(id));
-  scheduler_->waiting().for_each([&](RequestSlot id) { consider(id, prefills(id)); });
+  // Queues may be longer than caches: the fewest steps of all give the earliest end, and requests are read late.
+  std::uint64_t queued_steps = std::numeric_limits<std::uint64_t>::max();
+  const auto read = [&](RequestSlot id) {
+    const EngineRequest& request = scheduler_->requests()[id];
+    std::uint64_t steps = steps_to_finish(request);
+    if (!timing_.charges_first_token && prefills(id)) --steps;
+    queued_steps = request.spec.max_tokens == 0 ? 0 : std::min(queued_steps, steps);
+  };
+  std::array<RequestSlot, kWarm> warmed{};
+  std::size_t seen = 0;
+  scheduler_->waiting().for_each([&](RequestSlot id) {
+    scheduler_->requests()[id].warm();
+    if (seen >= kWarm) read(warmed[seen % kWarm]);
+    warmed[seen++ % kWarm] = id;
+  });
+  for (std::size_t i = seen - std::min(seen, kWarm); i < seen; ++i) read(warmed[i % kWarm]);
+  if (queued_steps == 0) {
+    least_ns = from_ns;
+  } else if (num_waiting() > 0) {
+    least_ns = std::min(least_ns, after(queued_steps, token_ns));
+  }
   // A step ahead, planned tokens count as computed, but are not yet.
   for (const Scheduled& turn : planned_.turns) {
     if (scheduler_->live(turn) && turn.before < scheduler_->requests()[turn.slot].spec.prompt_tokens)
