@@ -139,10 +139,10 @@ class HostedInstance(Instance):
             job["table"] = table
         self._tables.clear()
         line["flush"] = sorted(meta.jobs_to_flush or ())
-        line["store_failed"], self._refused = self._refused, []
-        line["evicted"], self._evicted = self._evicted, []
+        line["store_failed"], line["evicted"] = list(self._refused), list(self._evicted)
         line["told"] = [[name, [told.get(0, 0), told.get(1, 0)]] for name, told in self._told]
-        self._told = []
+        for noted in (self._refused, self._evicted, self._told):
+            noted.clear()
         line["blocks"] = new_blocks(batch)
 
     def _job(self, number: int, job: Any, keys: list[Any], *, load: bool) -> Line:

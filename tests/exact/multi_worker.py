@@ -138,6 +138,6 @@ class HostedWorker(Worker):
 
 def _without_init(kind: type, **fields: Any) -> Any:
     """Make an object whose constructor would open devices."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(fields)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -44,7 +44,7 @@ class EventNames:
                 else:
                     out.append({"type": "removed", "n": len(gone), "h": gone})
             elif isinstance(event, AllBlocksCleared):
-                out.append({"type": "cleared"})
+                out.append(cast("KvEvent", {"type": "cleared"}))
         return out
 
     def _stored(self, event: Any) -> KvEvent:

@@ -185,7 +185,7 @@ def test_a_server_without_policies_reads_hints_and_refuses_holds() -> None:
         read_hints({"x-session-hold-s": "3"}, "a", SessionKv(hold_s=5))
 
 
-GIVEN = {
+GIVEN: dict[str, Any] = {
     "model": "m",
     "max_model_len": 512,
     "engine": msgspec.structs.replace(ENGINE, timing=Constant(prefill_ms=1, decode_ms=1), max_model_len=512),
