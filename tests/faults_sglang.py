@@ -195,6 +195,13 @@ SGLANG_MUTANTS = [
         POOLS,
     ),
     Mutant(
+        "the backend of pushed KV is busy between pieces",
+        NET,
+        "busy_.back().second >= from_ns",
+        "(FAULT || busy_.back().second >= from_ns)",
+        POOLS,
+    ),
+    Mutant(
         "a decode server goes on before its prefill server is found",
         FAR,
         "if (!connected) transfer.ready_ns = kNever;",

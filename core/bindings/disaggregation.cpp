@@ -219,6 +219,8 @@ void bind_disaggregation(nb::module_& m) {
   add("landed_ns", &HandOffColumns::landed_ns);
   add("bytes", &HandOffColumns::bytes);
   add("decode_admit_ns", &HandOffColumns::decode_admit_ns);
+  columns.def_ro("pushed_busy_ns", &HandOffColumns::pushed_busy_ns,
+                 "Of the run: time in which pushed KV moved; -1: none is pushed.");
 }
 
 }  // namespace understudy

@@ -93,6 +93,7 @@ class HandOffNet final : public TransferOwner {
   void reach(std::uint32_t worker) { reached_.push_back(worker); }
   bool draws_failure(RequestId request) const noexcept;
   std::uint64_t bytes_per_block() const noexcept { return settings_.bytes_per_block; }
+  std::int64_t fixed_ns() const noexcept { return settings_.fixed_ns; }
 
   // ── Pull by workers ──
   // Requests whose hand-off ended by `now_ns`: read by this worker (decode), or from this worker (prefill). `failed` is

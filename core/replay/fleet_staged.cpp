@@ -231,6 +231,7 @@ void Fleet::collect_handoffs() {
     net_->take_notes(worker, HandOffNet::kNever, unread);
     out.late_notifications += net_->late_notifications(worker) + unread.size();
   }
+  if (pushes_) out.pushed_busy_ns = pushes_->busy_ns();
   for (const HandOffRecord& record : net_->records()) {
     out.offered_ns[record.request] = record.offered_ns;
     out.posted_ns[record.request] = record.posted_ns;

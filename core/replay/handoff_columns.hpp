@@ -19,6 +19,7 @@ struct HandOffColumns {
   std::vector<std::int64_t> bytes;
   std::vector<std::int64_t> decode_admit_ns;
   std::uint64_t late_notifications = 0;  // of the run: reads that ended after their lease
+  std::int64_t pushed_busy_ns = -1;      // of the run: time in which pushed KV moved; -1: none is pushed
 
   void prepare(std::size_t rows) {
     way.assign(rows, 0);

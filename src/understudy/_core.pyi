@@ -3344,6 +3344,10 @@ class HandOffColumns:
     @property
     def decode_admit_ns(self) -> NDArray[numpy.int64]: ...
 
+    @property
+    def pushed_busy_ns(self) -> int:
+        """Of the run: time in which pushed KV moved; -1: none is pushed."""
+
 class Fault:
     """Something that fails during a run, for a time."""
 

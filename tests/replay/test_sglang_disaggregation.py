@@ -249,6 +249,23 @@ def test_links_deliver_what_they_were_given(tmp_path: Any) -> None:
         assert all(link.transfers_started == link.transfers_finished for link in links)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_the_backend_is_busy_while_pieces_move_and_not_between_them(tmp_path: Any, rate: float) -> None:
+    limits = {"backend_gbps": 0.01, "link_latency_ms": 0.5, "transfer_failure_rate": rate}
+    workload = make_workload(tmp_path, 6, gap_ms=40.0)
+    found = run(workload, NORMAL, prefill_workers=1, decode_workers=1, **limits)
+    columns = found.timeline.handoff
+    assert columns is not None
+    (out,) = columns.links_out
+    assert columns.pushed_busy_ns == pytest.approx(out.busy_ns, abs=100)
+    waited_ns = (columns.landed_ns - columns.posted_ns)[columns.landed_ns >= 0].sum()
+    assert rate or 0 < columns.pushed_busy_ns < waited_ns
+    handoff = Report.build(found.timeline, found.facts).handoff
+    assert handoff is not None
+    (backend,) = [link for link in handoff.links if link.name == "backend"]
+    assert backend.busy_s == pytest.approx(out.busy_ns / 1e9)
+
+
 def test_the_report_shows_bytes_parts_and_pools(tmp_path: Any) -> None:
     found = run(make_workload(tmp_path, 9, gap_ms=3.0), link_gbps=0.0002)
     report = Report.build(found.timeline, found.facts)

@@ -42,7 +42,7 @@ void PushNet::receive(const PushMessage& from, std::int64_t now_ns) {
     case PushNews::Offered:
       if (transfer.offered_ns != kNever) return;
       transfer.workers[kDecode] = from.worker;
-      if (transfer.failed_ns[kPrefill] != kNever) return tell(from.worker, PushNews::Failed, from.id);
+      if (transfer.failed_ns[kPrefill] != kNever) return send_news(from.worker, PushNews::Failed, from.id);
       return offer(from.id, from.prefix, now_ns);
     case PushNews::Reported:
       transfer.workers[kDecode] = from.worker;
@@ -90,7 +90,7 @@ void PushNet::abandon(std::uint32_t worker, std::int64_t now_ns) {
   if (worker < notes_.size()) notes_[worker].clear();
 }
 
-void PushNet::tell(std::uint32_t worker, PushNews news, RequestId id, std::uint32_t prefix) {
+void PushNet::send_news(std::uint32_t worker, PushNews news, RequestId id, std::uint32_t prefix) {
   if (worker != kUnknown && is_far(worker)) messages_.push_back({worker, news, id, prefix});
 }
 

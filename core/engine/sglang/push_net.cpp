@@ -43,7 +43,7 @@ SglangTransferState PushNet::poll(RequestId id, Side side, std::int64_t now_ns) 
 void PushNet::mark_failed(RequestId id, Transfer& transfer, Side side, std::int64_t now_ns) {
   transfer.failed_ns[side] = std::min(transfer.failed_ns[side], now_ns);
   if (!transfer.pieces.empty()) transfer.pieces.resize(1);  // what has not begun to move stays
-  tell(transfer.workers[side], side == kPrefill ? PushNews::Reported : PushNews::Failed, id);
+  send_news(transfer.workers[side], side == kPrefill ? PushNews::Reported : PushNews::Failed, id);
   note(transfer.workers[side], now_ns);
 }
 
@@ -71,6 +71,7 @@ void PushNet::send(RequestId id, std::uint32_t pages, bool last, std::int64_t no
 
 void PushNet::start(RequestId id, Transfer& transfer, std::int64_t now_ns) {
   const std::uint64_t bytes = transfer.pieces.front().pages * net_.bytes_per_block();
+  transfer.started_ns = now_ns;
   transfer.record->bytes += bytes;
   net_.move(transfer.workers[kPrefill], transfer.workers[kDecode], bytes, now_ns, *this,
             {static_cast<std::uint32_t>(id >> 32), static_cast<std::uint32_t>(id), 0});
@@ -81,11 +82,12 @@ void PushNet::landed(const Purpose& purpose, std::int64_t time_ns) {
   Transfer& transfer = transfers_.at(id);
   const Piece piece = transfer.pieces.front();
   transfer.pieces.pop_front();
+  if (!has_far(transfer)) add_busy(transfer.started_ns + net_.fixed_ns(), time_ns);
   if (!transfer.pieces.empty()) return start(id, transfer, time_ns);
   transfer.still_ns = time_ns;
   const bool has_failed = transfer.failed_ns[kPrefill] != kNever || transfer.failed_ns[kDecode] != kNever;
   if (has_failed) {
-    if (transfer.reported_ns != kNever) tell(transfer.workers[kDecode], PushNews::Drained, id);
+    if (transfer.reported_ns != kNever) send_news(transfer.workers[kDecode], PushNews::Drained, id);
     note(transfer.workers[kDecode], time_ns);  // held pages may be freed
     return forget_if_over(id, time_ns);
   }
@@ -99,8 +101,24 @@ void PushNet::landed(const Purpose& purpose, std::int64_t time_ns) {
     return;
   }
   transfer.done_ns = time_ns;
-  tell(transfer.workers[kDecode], PushNews::Done, id);
+  send_news(transfer.workers[kDecode], PushNews::Done, id);
   for (const std::uint32_t worker : transfer.workers) note(worker, time_ns);
+}
+
+// Pieces land in the order of time; one that began early joins the times before its end.
+void PushNet::add_busy(std::int64_t from_ns, std::int64_t to_ns) {
+  if (to_ns <= from_ns) return;
+  while (!busy_.empty() && busy_.back().second >= from_ns) {
+    from_ns = std::min(from_ns, busy_.back().first);
+    busy_.pop_back();
+  }
+  busy_.emplace_back(from_ns, to_ns);
+}
+
+std::int64_t PushNet::busy_ns() const noexcept {
+  std::int64_t sum = 0;
+  for (const auto& [from_ns, to_ns] : busy_) sum += to_ns - from_ns;
+  return sum;
 }
 
 // ── Decode side ──
@@ -115,7 +133,7 @@ void PushNet::offer(RequestId id, std::uint32_t prefix, std::int64_t now_ns) {
   }
   if (is_far(transfer.workers[kPrefill])) {  // that side counts the bytes
     if (limits_.wait_ns != kNever) waits_[1].push_back({now_ns + limits_.wait_ns, id});
-    return tell(transfer.workers[kPrefill], PushNews::Offered, id, prefix);
+    return send_news(transfer.workers[kPrefill], PushNews::Offered, id, prefix);
   }
   HandOffRecord record;
   record.request = record.peer_request = id;
@@ -137,7 +155,7 @@ void PushNet::report_failure(RequestId id, std::int64_t now_ns) {
   }
   if (transfer.failed_ns[kPrefill] == kNever) mark_failed(id, transfer, kPrefill, now_ns);
   if (!transfer.pieces.empty()) return;
-  tell(transfer.workers[kDecode], PushNews::Drained, id);
+  send_news(transfer.workers[kDecode], PushNews::Drained, id);
   if (transfer.offered_ns != kNever) note(transfer.workers[kDecode], now_ns);
 }
 

@@ -15,7 +15,7 @@
 
 namespace understudy {
 
-// What one process tells another about a request.
+// News about a request from one process to another.
 enum class PushNews : std::uint8_t { Offered, Reported, Done, Failed, Drained };
 
 struct PushMessage {
@@ -66,6 +66,8 @@ class PushNet final : public TransferOwner {
   void look(std::uint32_t worker, std::int64_t now_ns);
 
   void landed(const Purpose& purpose, std::int64_t time_ns) override;
+  // Time in which pieces of any request moved, without their fixed latency.
+  std::int64_t busy_ns() const noexcept;
 
   // ── Workers of other processes (push_far.cpp) ──
   void set_limits(const PushLimits& limits) noexcept { limits_ = limits; }
@@ -108,9 +110,12 @@ class PushNet final : public TransferOwner {
     std::int64_t drained_ns = kNever;                       // a far prefill side has acknowledged the notice
     bool alone = false;                                     // there is no other side
     std::deque<Piece> pieces;                               // the first one moves
+    std::int64_t started_ns = 0;                            // since then
     HandOffRecord* record = nullptr;
     std::array<bool, 2> has_left{};  // by side
   };
+
+  void add_busy(std::int64_t from_ns, std::int64_t to_ns);
 
   struct Limit {
     std::int64_t time_ns = 0;
@@ -126,12 +131,14 @@ class PushNet final : public TransferOwner {
     return transfer.workers[kPrefill] == kUnknown || transfer.workers[kDecode] == kUnknown ||
            is_far(transfer.workers[kPrefill]) || is_far(transfer.workers[kDecode]);
   }
-  void tell(std::uint32_t worker, PushNews news, RequestId id, std::uint32_t prefix = 0);
+  void send_news(std::uint32_t worker, PushNews news, RequestId id, std::uint32_t prefix = 0);
   bool still_waits(std::size_t kind, RequestId id) const noexcept;
 
   HandOffNet& net_;
   std::unordered_map<RequestId, Transfer> transfers_;
   std::vector<std::vector<std::int64_t>> notes_;  // by worker: times from which polls see more, in order
+
+  std::vector<std::pair<std::int64_t, std::int64_t>> busy_;  // times in which pieces moved, apart from each other
 
   PushLimits limits_;
   std::vector<bool> far_;  // by worker

@@ -149,6 +149,16 @@ def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolCo
     return tuple(uses)
 
 
+def _find_busy_ns(columns: HandOffColumns, settings: Settings) -> float:
+    """Return the time in which KV moved between any two workers, ns, without the latency of transfers."""
+    if columns.pushed_busy_ns >= 0:  # in pieces, with pauses between them, and also for requests that failed
+        return float(columns.pushed_busy_ns)
+    reads = columns.landed_ns >= 0
+    flowing = columns.posted_ns[reads] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
+    landed = columns.landed_ns[reads]
+    return float(covered_ns(flowing, landed, np.zeros(len(landed), np.int32), 1)[0])
+
+
 def _describe_links(
     columns: HandOffColumns, settings: Settings, edges: Float64Column
 ) -> tuple[HandOffLink, ...]:
@@ -159,10 +169,7 @@ def _describe_links(
     if (gbps := settings.get("backend_gbps")) is not None:
         # All bytes of the backend leave a prefill worker. In the latency of a transfer none move.
         moved = np.array(ways_out.window_bytes)
-        reads = columns.landed_ns >= 0
-        flowing = columns.posted_ns[reads] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
-        landed = columns.landed_ns[reads]
-        busy_ns = covered_ns(flowing, landed, np.zeros(len(landed), np.int32), 1)
+        busy_ns = _find_busy_ns(columns, settings)
         of_run = float(moved.sum()) / (gbps * duration_ns) if duration_ns else math.nan
         over_time = moved / (gbps * np.diff(edges)) if duration_ns else np.full(len(moved), math.nan)
         backend = replace(
@@ -170,7 +177,7 @@ def _describe_links(
             name="backend",
             links=1,
             bandwidth_gbps=float(gbps),
-            busy_s=float(busy_ns[0]) / NS_PER_S,
+            busy_s=busy_ns / NS_PER_S,
             utilisation_mean=of_run,
             utilisation_max=of_run,
             window_utilisation=over_time.tolist(),

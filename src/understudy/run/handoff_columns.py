@@ -87,6 +87,8 @@ class HandOffColumns:
     ]
     links: tuple[LinkUsage, ...]
     """Usage of each prefill worker's way out and each decode worker's way in, until all transfers had ended."""
+    pushed_busy_ns: int = -1
+    """Time in which KV moved that SGLang's prefill workers push; −1 with vLLM."""
 
     @classmethod
     def from_result(
@@ -94,7 +96,8 @@ class HandOffColumns:
     ) -> "HandOffColumns":
         """Convert a result of the core, as `Timeline.from_result` does."""
         links = tuple(link for link in result.links if link.name.endswith((_OUT, _IN)))
-        return cls(**take_columns(cls, _Source(result), workload, order), links=links)
+        columns = take_columns(cls, _Source(result), workload, order)
+        return cls(**columns, links=links, pushed_busy_ns=result.handoff.pushed_busy_ns)
 
     def __post_init__(self) -> None:
         check_columns(self)
