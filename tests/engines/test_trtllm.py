@@ -16,9 +16,9 @@ from understudy.conformance.trtllm_recording import (
     TrtRequest,
     TrtScenario,
     TrtScenarioConfig,
-    derive_salt,
     run_trtllm_scenario,
 )
+from understudy.engines.trtllm_salt import derive_salt
 from understudy.errors import ConfigError, InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
@@ -160,6 +160,32 @@ def test_windows_of_unequal_size_have_pools_of_their_own() -> None:
 def test_a_policy_that_is_not_modelled_is_refused_by_name(policy: str) -> None:
     with pytest.raises(ConfigError, match=f"policy: '{policy}'"):
         TrtSettings().set_names(reuse_policy=policy, waiting_queue_policy="fcfs")
+
+
+def test_requests_of_an_adapter_are_together_in_a_batch() -> None:
+    adapters = [3, 0, 1, 3, 0]
+    requests = [
+        TrtRequest(arrival=0, prompt=[(1000 * (place + 1), 20)], max_new=4, lora=adapter or None)
+        for place, adapter in enumerate(adapters)
+    ]
+    _, first, second, *_ = run_trtllm_scenario(TrtScenario(TrtScenarioConfig(), requests))
+    assert [index for index, *_ in first["ctx"]] == [1, 4, 2, 0, 3]  # without one first
+    assert second["gen"] == [1, 4, 2, 0, 3]
+    assert [index for index, *_ in second["active"]] == [0, 1, 2, 3, 4]
+
+
+def test_adapters_and_salts_share_no_blocks_and_name_them_apart() -> None:
+    scopes: list[dict[str, Any]] = [{}, {"lora": 1}, {"salt": "a"}, {"lora": 1, "salt": "a"}, {}]
+    requests = [
+        TrtRequest(arrival=40 * place, prompt=[(1000, 70)], max_new=2, **scope)
+        for place, scope in enumerate(scopes)
+    ]
+    _, *passes, _ = run_trtllm_scenario(TrtScenario(TrtScenarioConfig(), requests))
+    starts = [position for line in passes for _, position, _ in line["ctx"]]
+    assert starts == [0, 0, 0, 0, 69]
+    stored = [event for line in passes for event in line["events"] if event["kind"] == "stored"]
+    names = {block[0] for event in stored for block in event["blocks"] if block[1][0][0] == 1000}
+    assert len(names) == 4
 
 
 def test_a_salt_is_kept_as_upstream_keeps_it() -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MS = 1_000_000
-SEEDS = 60 if not os.environ.get("UNDERSTUDY_SOAK_OPS") else 2000
+COUNT = int(os.environ.get("TRTLLM_COUNT", "2000" if os.environ.get("UNDERSTUDY_SOAK_OPS") else "60"))
+"""Random configurations; more of them: `TRTLLM_COUNT=2000 python -m pytest -n 16 -k fast_forward` and this file."""
 
 
 def random_config(rng: Random) -> TrtllmConfig:
@@ -49,16 +50,19 @@ def random_arrivals(
     """Requests that share prefixes, in bursts and apart."""
     out = []
     time = 0
+    adapters = rng.choice([[0], [0], [0, 1, 2]])
     for index in range(count):
         time += rng.choice([0, 1, 5, 40, 200]) * MS
         prompt, outputs = rng.randrange(1, 250), rng.choice([1, 2, 30, 100, 300])
         blocks = (prompt + outputs) // config.block_size + 1
-        shared, base = rng.randrange(blocks + 1), 1000 * rng.randrange(1, 4)
+        adapter = rng.choice(adapters)
+        shared, base = rng.randrange(blocks + 1), 1000 * rng.randrange(1, 4) + 10_000 * adapter
         hashes = [base + k for k in range(shared)]
         hashes += [100_000 + 1000 * index + k for k in range(blocks - shared)]
         named = _core.Identities.from_local_hashes(hashes)
         eos = rng.choice([None, None, 5])
-        out.append((time, _core.RequestSpec(index, f"r{index}", prompt, outputs, named, eos_at=eos)))
+        spec = _core.RequestSpec(index, f"r{index}", prompt, outputs, named, eos_at=eos, adapter=adapter)
+        out.append((time, spec))
     return out
 
 
@@ -121,7 +125,7 @@ def run(
     return finished, describe_events(engine), (last.phase, last.running, last.waiting, last.active_blocks)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(COUNT))
 def test_fast_forward_gives_what_steps_give(seed: int) -> None:
     rng = Random(f"trtllm engine {seed}")
     config = random_config(rng)

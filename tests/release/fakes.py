@@ -1,4 +1,4 @@
-"""Stand-ins for a recorder with vLLM or SGLang: our own engines, or a recorder that refuses."""
+"""Stand-ins for a recorder of a real engine: our own engines, or a recorder that refuses."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from understudy.conformance.recorder import run_scenario
 from understudy.conformance.sglang_clock import run_sglang_clock
 from understudy.conformance.sglang_recording import SglangScenario, run_sglang_scenario
 from understudy.conformance.spec_recording import SpecScenario, run_spec_scenario
+from understudy.conformance.trtllm_recording import TrtScenario, run_trtllm_scenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.profiles import find_profile
 from understudy.errors import UnderstudyError
@@ -88,6 +89,22 @@ class SglangEngineRecorder:
             recorded = [{"header": {"config": scenario["config"]}}, *run_sglang_scenario(parsed)]
         self._change(recorded)
         return {"sglang": "0.5.23", "recorded": recorded}
+
+
+class TrtEngineRecorder:
+    """Record our TensorRT-LLM engine as if it were TensorRT-LLM; `change` alters each recording."""
+
+    def __init__(self, change: Callable[[Any], None] = lambda _: None) -> None:
+        self._change = change
+
+    def record(self, kind: str, scenario: dict[str, Any]) -> dict[str, Any]:
+        """Return the recording of a scenario."""
+        assert kind == "passes"
+        sizes, *lines = run_trtllm_scenario(msgspec.convert(scenario, TrtScenario))
+        sizes["pools"] = [[[pages, None] for pages in groups] for groups in sizes["pools"]]
+        recorded = [{"config": scenario["config"], **sizes}, *lines]
+        self._change(recorded)
+        return {"trtllm": "1.3.0rc25", "recorded": recorded}
 
 
 class RefusingRecorder:

@@ -13,6 +13,7 @@ from server.client import Client, serving
 from understudy._core import TrtPasses, TrtSettings
 from understudy.engines.timing import Constant
 from understudy.engines.trtllm_config import TrtllmConfig
+from understudy.engines.trtllm_salt import derive_salt
 from understudy.errors import ConfigError
 from understudy.server.flags.serving import read_serve
 
@@ -56,7 +57,7 @@ def test_a_completion_has_every_key_of_trtllm_serve() -> None:
             "prompt_tokens": 70,
             "total_tokens": 75,
             "completion_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 64},  # whole blocks: names cover no part of one
+            "prompt_tokens_details": {"cached_tokens": 69},  # and the beginning of a block
         }
         streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
         *chunks, usage, done = (await client.post(C, streamed)).events
@@ -234,6 +235,64 @@ def test_kv_events_name_blocks_by_the_digests_of_manager_v2(algorithm: str) -> N
         assert parents.get(show(second), show(first)) == show(first)
 
     serve(test, event_buffer_max_size=100, kv_cache_event_hash_algo=algorithm)
+
+
+def stored_blocks(found: list[Any]) -> list[Any]:
+    return [block for one in found if one["data"]["type"] == "stored" for block in one["data"]["blocks"]]
+
+
+def test_salted_blocks_have_the_names_of_the_real_manager() -> None:
+    """The salt is mixed into the first block, from which the others are chained."""
+    prompt = list(range(1000, 1064))
+    settings = TrtSettings()
+    settings.max_gpu_total_bytes = 1024 * 32 * 65536
+    settings.layer_bytes_per_token, settings.max_seq_len = 65536, 4096
+    passes = TrtPasses(settings, True)
+    passes.submit(0, [(1000, 64)], 3, 1_000_000, salt=derive_salt("tenant"))
+    events: list[Any] = []
+    while not passes.idle:
+        events += passes.run()["events"]
+    events += passes.run()["events"]
+    expected = [block[0] for one in events if one["kind"] == "stored" for block in one["blocks"]]
+
+    async def test(client: Client, server: Server) -> None:
+        asked = {"model": "m", "prompt": prompt, "max_tokens": 3, "ignore_eos": True}
+        await client.post(C, asked)
+        plain = stored_blocks((await client.post("/kv_cache_events", None)).json)
+        await client.post(C, asked | {"cache_salt": "tenant"})
+        salted = stored_blocks((await client.post("/kv_cache_events", None)).json)
+        assert [one["tokens"] for one in salted][:2] == [one["tokens"] for one in plain][:2]
+        assert [one["block_hash"] for one in salted][:2] == expected[:2]
+        assert not {one["block_hash"] for one in salted} & {one["block_hash"] for one in plain}
+        await client.post(C, asked | {"cache_salt": "tenant"})
+        assert stored_blocks((await client.post("/kv_cache_events", None)).json) == []
+
+    serve(test, event_buffer_max_size=100)
+
+
+def test_the_root_of_a_salt_has_a_digest_of_its_own() -> None:
+    """A mask of the numbers that are given, then each of them in eight bytes."""
+    prompt = list(range(1000, 1032))
+    root = sha256(struct.pack("<BQ", 2, derive_salt("tenant"))).digest()
+    first = sha256(root + struct.pack("<32I", *prompt)).hexdigest()
+
+    async def test(client: Client, server: Server) -> None:
+        body = {"model": "m", "prompt": prompt, "max_tokens": 3, "ignore_eos": True, "cache_salt": "tenant"}
+        await client.post(C, body)
+        blocks = stored_blocks((await client.post("/kv_cache_events", None)).json)
+        assert blocks[0]["block_hash"] == first
+
+    serve(test, event_buffer_max_size=100, kv_cache_event_hash_algo="v2_sha256")
+
+
+def test_a_prompt_finds_the_beginning_of_a_block() -> None:
+    async def test(client: Client, server: Server) -> None:
+        asked = {"model": "m", "max_tokens": 3, "ignore_eos": True}
+        await client.post(C, {**asked, "prompt": list(range(1000, 1064))})
+        answer = await client.post(C, {**asked, "prompt": [*range(1000, 1050), *range(40)]})
+        assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 50
+
+    serve(test)
 
 
 def test_a_block_keeps_its_name_until_the_last_group_of_layers_drops_it() -> None:

@@ -90,6 +90,7 @@ void TrtEvents::announce(const TrtNode& node, std::size_t life_cycle) {
   }
   TrtEvent& event = add(TrtEvent::Kind::Stored, life_cycle);
   event.parent = parent;
+  event.scope = scope_of(node);
   event.blocks.push_back(std::move(block));
   open_stored_[life_cycle] = pending_.size() - 1;
 }

@@ -27,6 +27,7 @@ struct TrtEvent {
   std::uint32_t group = 0;  // life cycle
   std::uint32_t window = 0;
   std::optional<std::uint64_t> parent;
+  TrtScope scope;                      // Stored
   std::vector<Block> blocks;           // Stored
   std::vector<std::uint64_t> numbers;  // Removed: hashes; Created: blocks of each level; Updated: one hash
   std::uint8_t from = 0;               // Updated: levels

@@ -5,6 +5,7 @@
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
+#include "engine/trtllm/live_tokens.hpp"
 
 namespace understudy {
 
@@ -99,6 +100,10 @@ const Effects& TrtEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   arrival.eos_at = spec.eos_at > 0 && spec.eos_at < spec.max_tokens ? spec.eos_at : 0;
   arrival.priority = spec.has_priority ? static_cast<double>(spec.priority) : 0.5;
   arrival.scope.adapter = spec.adapter;
+  if (const auto* const live = dynamic_cast<const LiveTokens*>(spec.identities.get()); live != nullptr) {
+    knows_tokens_ = true;
+    arrival.scope = {spec.adapter, live->salt().has_value(), live->salt().value_or(0)};
+  }
   Live& live = live_[spec.id];
   live.record.id = spec.id;
   live.record.name = spec.name;
@@ -271,76 +276,6 @@ const Effects& TrtEngine::end_step(std::int64_t end_ns) {
   if (on_step_) on_step_(*this, true);
   if (on_checkpoint_) on_checkpoint_(*this, std::exchange(forwarded_, false));
   return done();
-}
-
-// Bytes that the pass moved between levels, at the speed of their link, each direction and level after the other.
-std::int64_t TrtEngine::take_copies_ns() {
-  double seconds = 0;
-  for (const TrtCopy& copy : executor_.store().copies()) {
-    if (copy.from == copy.to) continue;
-    const bool is_host = executor_.store().layout().has_host && copy.from + copy.to == 1;
-    const double bytes = static_cast<double>(copy.pages) * static_cast<double>(copy.page_bytes);
-    seconds += bytes / ((is_host ? config_.host_gbps : config_.disk_gbps) * 1e9);
-    (copy.from < copy.to ? moved_down_ : moved_up_) += copy.pages;
-  }
-  executor_.store().copies().clear();
-  return static_cast<std::int64_t>(seconds * 1e9);
-}
-
-std::optional<StepLoad> TrtEngine::load_of(const TrtBatch& batch) const {
-  if (batch.empty()) return std::nullopt;
-  StepLoad load;
-  for (const TrtBatch::Chunk& chunk : batch.contexts) {
-    ++load.requests;
-    load.tokens += chunk.tokens;
-    load.chunks.push_back({chunk.tokens, chunk.position});
-    ++load.mocker.prefill_requests;
-    load.mocker.prefill_input_tokens += chunk.position + chunk.tokens;
-    load.mocker.prefill_cached_tokens += chunk.position;
-    if (chunk.is_last && timing_.charges_first_token) {
-      ++load.mocker.decode_requests;
-      load.mocker.decode_context_tokens += chunk.position + chunk.tokens;
-    }
-  }
-  for (const TrtRequest* const request : batch.generation) {
-    const std::uint64_t context = request->cache->capacity();
-    ++load.requests;
-    ++load.tokens;
-    load.add_decode(context, timing_.model->window());
-    ++load.mocker.decode_requests;
-    load.mocker.decode_context_tokens += context;
-  }
-  return load;
-}
-
-// Prompts whose first chunk is in the batch, and requests whose pages were taken.
-void TrtEngine::note_admissions(std::int64_t now_ns) {
-  for (const TrtBatch::Chunk& chunk : executor_.batch().contexts) {
-    const TrtRequest& request = *chunk.request;
-    const auto found = live_.find(request.id);
-    if (!request.in_first_chunk() || found == live_.end()) continue;
-    RequestRecord& record = found->second.record;
-    const bool resumed = record.first_admit_ns >= 0;
-    if (!resumed) {
-      record.first_admit_ns = now_ns;
-      record.cached_first = request.reused;
-    }
-    record.cached_total += request.reused;
-    record.looked_up += request.prompt;
-    if (reports_batches_) effects_.admitted.push_back({request.id, request.reused, {}});
-    if (watches_steps_) planned_view_.admitted.push_back({request.id, resumed, request.reused});
-  }
-  TrtLog& log = executor_.log();
-  const auto count = [&](std::vector<RequestId>& ids) {
-    for (const RequestId id : std::exchange(ids, {})) {
-      if (const auto found = live_.find(id); found != live_.end()) ++found->second.record.preemptions;
-      ++totals_.preemptions;
-      if (reports_batches_) effects_.preempted.push_back(id);
-      if (watches_steps_) planned_view_.preempted.push_back({id, id});
-    }
-  };
-  count(log.suspended);
-  count(log.recomputed);
 }
 
 // Applies what a finished pass did.

@@ -142,6 +142,7 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   bool stalled_ = false;
   bool reports_batches_;
   bool fast_forwards_;
+  bool knows_tokens_ = false;  // of its requests; a block is found by its tokens then, not by its name
   bool advancing_ = false;
   bool forwarded_ = false;
   std::function<void(Engine&, bool ended)> on_step_;

@@ -1,4 +1,4 @@
-// KV events of a simulated TensorRT-LLM engine, and its state for drivers.
+// KV events of a simulated TensorRT-LLM engine, its next batch, and its state for drivers.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +18,7 @@ Tier TrtEngine::tier(std::size_t pool) const {
 // A block is named by the request that commits it.
 void TrtEngine::changed(TrtNode& node, std::size_t level, bool is_stored) {
   ++(is_stored ? stored_blocks_ : removed_blocks_)[level];
-  if (!config_.events && !config_.check && !config_.published_blocks) return;
+  if (!config_.events && !config_.check && !config_.published_blocks && !knows_tokens_) return;
   if (is_stored && !node.is_named && executor_.committing() != nullptr) {
     const auto found = live_.find(executor_.committing()->id);
     if (found == live_.end() || !found->second.spec.identities) return;
@@ -79,8 +79,13 @@ std::size_t TrtEngine::published_prefix(std::span<const BlockIdentity> blocks, s
   return known;
 }
 
-// Looks for the tokens that such blocks have in the tree.
+// Looks for the tokens that such blocks have in the tree; by name, as published, where they have other ones.
 std::size_t TrtEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  if (knows_tokens_) {
+    std::size_t found = 0;
+    while (found < blocks.size() && published_[0].contains(blocks[found].sequence_hash())) ++found;
+    return found;
+  }
   TokenList tokens;
   const GivenIdentities given{Identities(std::vector<BlockIdentity>(blocks.begin(), blocks.end()))};
   const auto size = static_cast<std::uint32_t>(blocks.size()) * config_.block_size;
@@ -102,6 +107,78 @@ std::vector<BlockIdentity> TrtEngine::resident(std::size_t pool) const {
   std::vector<BlockIdentity> out;
   for (const auto& [hash, identity] : published_[pool]) out.push_back(identity);
   return out;
+}
+
+// ── The next batch ──
+
+// Bytes that the pass moved between levels, at the speed of their link, each direction and level after the other.
+std::int64_t TrtEngine::take_copies_ns() {
+  double seconds = 0;
+  for (const TrtCopy& copy : executor_.store().copies()) {
+    if (copy.from == copy.to) continue;
+    const bool is_host = executor_.store().layout().has_host && copy.from + copy.to == 1;
+    const double bytes = static_cast<double>(copy.pages) * static_cast<double>(copy.page_bytes);
+    seconds += bytes / ((is_host ? config_.host_gbps : config_.disk_gbps) * 1e9);
+    (copy.from < copy.to ? moved_down_ : moved_up_) += copy.pages;
+  }
+  executor_.store().copies().clear();
+  return static_cast<std::int64_t>(seconds * 1e9);
+}
+
+std::optional<StepLoad> TrtEngine::load_of(const TrtBatch& batch) const {
+  if (batch.empty()) return std::nullopt;
+  StepLoad load;
+  for (const TrtBatch::Chunk& chunk : batch.contexts) {
+    ++load.requests;
+    load.tokens += chunk.tokens;
+    load.chunks.push_back({chunk.tokens, chunk.position});
+    ++load.mocker.prefill_requests;
+    load.mocker.prefill_input_tokens += chunk.position + chunk.tokens;
+    load.mocker.prefill_cached_tokens += chunk.position;
+    if (chunk.is_last && timing_.charges_first_token) {
+      ++load.mocker.decode_requests;
+      load.mocker.decode_context_tokens += chunk.position + chunk.tokens;
+    }
+  }
+  for (const TrtRequest* const request : batch.generation) {
+    const std::uint64_t context = request->cache->capacity();
+    ++load.requests;
+    ++load.tokens;
+    load.add_decode(context, timing_.model->window());
+    ++load.mocker.decode_requests;
+    load.mocker.decode_context_tokens += context;
+  }
+  return load;
+}
+
+// Prompts whose first chunk is in the batch, and requests whose pages were taken.
+void TrtEngine::note_admissions(std::int64_t now_ns) {
+  for (const TrtBatch::Chunk& chunk : executor_.batch().contexts) {
+    const TrtRequest& request = *chunk.request;
+    const auto found = live_.find(request.id);
+    if (!request.in_first_chunk() || found == live_.end()) continue;
+    RequestRecord& record = found->second.record;
+    const bool resumed = record.first_admit_ns >= 0;
+    if (!resumed) {
+      record.first_admit_ns = now_ns;
+      record.cached_first = request.reused;
+    }
+    record.cached_total += request.reused;
+    record.looked_up += request.prompt;
+    if (reports_batches_) effects_.admitted.push_back({request.id, request.reused, {}});
+    if (watches_steps_) planned_view_.admitted.push_back({request.id, resumed, request.reused});
+  }
+  TrtLog& log = executor_.log();
+  const auto count = [&](std::vector<RequestId>& ids) {
+    for (const RequestId id : std::exchange(ids, {})) {
+      if (const auto found = live_.find(id); found != live_.end()) ++found->second.record.preemptions;
+      ++totals_.preemptions;
+      if (reports_batches_) effects_.preempted.push_back(id);
+      if (watches_steps_) planned_view_.preempted.push_back({id, id});
+    }
+  };
+  count(log.suspended);
+  count(log.recomputed);
 }
 
 // ── Watch ──

@@ -16,7 +16,9 @@ bool TrtExecutor::decodes_plainly() const {
   if (active_.size() > settings_.max_num_tokens) return false;
   const auto slides = [](const TrtLifeCycle& one) { return one.window > 0; };
   if (std::ranges::any_of(memory_.layout.life_cycles, slides)) return false;
-  const auto is_all = [this](const TrtBatch& batch) { return batch.contexts.empty() && batch.generation == active_; };
+  const auto is_all = [this](const TrtBatch& batch) {  // in another order where requests have adapters
+    return batch.contexts.empty() && std::ranges::is_permutation(batch.generation, active_);
+  };
   if (!is_all(batch_) || (settings_.overlap && (!previous_ || !is_all(*previous_)))) return false;
   return std::ranges::all_of(
       active_, [](const TrtRequest* one) { return one->state == TrtState::Generation && one->has_active_cache(); });

@@ -42,8 +42,11 @@ bool TrtExecutor::plan() {
     stuck_ = static_cast<std::size_t>(std::ranges::count_if(active_, waits));
     if (stuck_ > 0) return false;
   }
-  std::stable_partition(batch_.contexts.begin(), batch_.contexts.end(),
-                        [](const TrtBatch::Chunk& chunk) { return !chunk.is_last; });
+  // Requests of an adapter are together in a batch; those without one come first.
+  std::ranges::stable_sort(batch_.contexts, {}, [](const TrtBatch::Chunk& chunk) {
+    return std::pair(chunk.is_last, chunk.request->scope.adapter);
+  });
+  std::ranges::stable_sort(batch_.generation, {}, [](const TrtRequest* one) { return one->scope.adapter; });
   wait_for_batch();
   return true;
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from understudy._core import TrtPasses, TrtSettings
+from understudy.engines.trtllm_salt import derive_salt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,7 @@ class TrtScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     max_gpu_bytes: int = 0
     max_util_for_resume: float = 0.95
     host_cache_size: int = 0
+    disk_cache_size: int = 0
     layers: int = 2
     kv_heads: int = 8
     head_dim: int = 128
@@ -93,6 +94,7 @@ class TrtScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         out.max_tokens = self.max_tokens
         out.max_gpu_total_bytes = self.max_gpu_bytes or None
         out.host_cache_size = self.host_cache_size
+        out.disk_cache_size = self.disk_cache_size
         out.avg_seq_len = self.avg_seq_len
         out.pool_ratio = self.pool_ratio or []
         out.set_names(reuse_policy=self.reuse_policy, waiting_queue_policy=self.waiting_policy)
@@ -109,6 +111,8 @@ class TrtRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cancel: int | None = None
     """Pass in which it is cancelled."""
     salt: str | None = None
+    lora: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Number of its adapter."""
     priority: float = 0.5
 
     def runs(self) -> list[tuple[int, int]]:
@@ -214,9 +218,5 @@ class _Run:
             eos_at=request.eos_at or 0,
             priority=request.priority,
             salt=None if request.salt is None else derive_salt(request.salt),
+            adapter=request.lora or 0,
         )
-
-
-def derive_salt(salt: str) -> int:
-    """Return the number that TensorRT-LLM keeps of a `cache_salt`."""
-    return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")

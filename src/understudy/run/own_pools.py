@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from understudy.engines.kinds.registry import kind_of
 from understudy.run.model_groups import has_uniform_layers
-from understudy.run.sglang_memory import apply_sglang_pools
-from understudy.run.trtllm_memory import apply_trtllm_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from understudy.engines.engine_config import EngineConfig
+    from understudy.engines.kinds.kind import PoolRules
     from understudy.tiers.gpu import GpuSettings
 
-_ALL_MODELS: dict[str, Callable[..., tuple[Any, tuple[str, ...]]]] = {"trtllm": apply_trtllm_pool}
-_DIFFERENT_LAYERS: dict[str, Callable[..., tuple[Any, tuple[str, ...]]]] = {"sglang": apply_sglang_pools}
 
-
-def find_own_pools(
-    engine: EngineConfig, model: str | None
-) -> Callable[..., tuple[Any, tuple[str, ...]]] | None:
+def find_own_pools(engine: EngineConfig, model: str | None) -> PoolRules | None:
     """Return the function that sizes the pools of a model for this kind of engine; None: blocks of one group."""
-    if model is None:
+    kind = kind_of(engine)
+    if model is None or (kind.pools_need_different_layers and has_uniform_layers(model)):
         return None
-    name = kind_of(engine).name
-    return _ALL_MODELS.get(name) or (None if has_uniform_layers(model) else _DIFFERENT_LAYERS.get(name))
+    return kind.apply_pools
 
 
 def has_pools_of_memory(
@@ -34,7 +26,7 @@ def has_pools_of_memory(
 ) -> bool | None:
     """Whether the engine's pool is the one that follows from the GPU's memory; None: its kind has no own rules."""
     size = find_own_pools(engine, model)
-    if size is None:
+    if model is None or size is None:
         return None
     found, _ = size(gpu, engine, model, kv_dtype, has_blocks=False)
     return bool(found.num_gpu_blocks == engine.num_gpu_blocks)

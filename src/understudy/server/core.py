@@ -136,6 +136,8 @@ class EngineCore:
             leg=request.leg,
             peer=request.peer,
             peer_request=request.peer_request,
+            tokens=request.tokens,
+            salt=request.salt,
         )
 
     def submit(self, request: LiveRequest, now_ns: int) -> StepEffects:
@@ -143,7 +145,7 @@ class EngineCore:
         request.engine_id = self._next_id
         effects = self.engine.submit(self.make_spec(request), now_ns)
         self._next_id += 1
-        request.identities = None  # the engine has its own copy
+        request.identities = request.tokens = None  # the engine has its own copy
         request.rank = self
         self.live[request.engine_id] = request
         if self.recorder is not None:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    import numpy as np
+    import numpy.typing as npt
+
     from understudy._core import Identities, RequestRecord
     from understudy.server.push.settings import Bootstrap
 
@@ -84,8 +87,10 @@ class LiveRequest:
         "rank",
         "record",
         "refused",
+        "salt",
         "session",
         "streams",
+        "tokens",
     )
 
     def __init__(
@@ -115,6 +120,10 @@ class LiveRequest:
         self.listener = listener
         self.priority = priority
         """None: the client gave none."""
+        self.tokens: npt.NDArray[np.uint32] | None = None
+        """Tokens of prompt and planned outputs, for engines that find parts of blocks."""
+        self.salt: int | None = None
+        """The engine's number of their salt."""
         self.leg = "whole"
         """"prefill": another server decodes it; "decode": another server has computed its prompt."""
         self.peer = self.peer_request = 0

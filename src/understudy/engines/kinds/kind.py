@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from understudy.engines.kinds.terms import EngineTerms
 
@@ -12,6 +12,16 @@ if TYPE_CHECKING:
 
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.kinds.launch import LaunchCommand
+    from understudy.tiers.gpu import GpuSettings
+
+
+class PoolRules(Protocol):
+    """Sets the pools of a model; returns the engine and notes for the report."""
+
+    def __call__(
+        self, gpu: GpuSettings, engine: Any, model: str, kv_dtype: str | None, *, has_blocks: bool
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Size the pools, unless `has_blocks` says that settings give them. ConfigError: a model it cannot run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,10 @@ class EngineKind:
     """Whether they do it by vLLM's connector, which live servers have too."""
     has_cache_curves: bool = False
     """Whether studies of cache sizes replay its cache."""
+    apply_pools: PoolRules | None = None
+    """Divides a GPU's memory for a model by rules of this kind; None: blocks of one size."""
+    pools_need_different_layers: bool = False
+    """Whether those rules hold only for models whose layers keep different KV."""
     sizes_pool_in_tokens: bool = False
     """Whether its flags give the KV pool as tokens, so that the size of a block does not change the pool."""
     terms: EngineTerms = field(default_factory=EngineTerms)

@@ -6,6 +6,7 @@ from understudy.engines.kinds.kind import EngineKind
 from understudy.engines.kinds.launch import LaunchCommand
 from understudy.engines.kinds.terms import EngineTerms
 from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.sglang_memory import apply_sglang_pools
 
 _FEWER_COPIES = "Try --hicache-write-policy write_through_selective, or more bandwidth to the host."
 
@@ -62,6 +63,8 @@ KIND = EngineKind(
         link_remedy="Use more bandwidth, or copy fewer pages (--hicache-write-policy write_through_selective).",
     ),
     hands_off=True,
+    apply_pools=apply_sglang_pools,
+    pools_need_different_layers=True,
     sizes_pool_in_tokens=True,
     steps_apart="SGLang's way to it (DP attention) is not simulated",
     shortens_requests=True,

@@ -6,6 +6,7 @@ from understudy.engines.kinds.kind import EngineKind
 from understudy.engines.kinds.launch import LaunchCommand
 from understudy.engines.kinds.terms import EngineTerms
 from understudy.engines.trtllm_config import TrtllmConfig
+from understudy.engines.trtllm_pools import apply_trtllm_pools
 
 _FEWER_COPIES = "Try a larger KV cache (kv_cache_config.max_tokens), or a lower --max_batch_size."
 
@@ -15,6 +16,7 @@ KIND = EngineKind(
     config_class=TrtllmConfig,
     version_setting="trtllm_version",
     metrics="trtllm",
+    apply_pools=apply_trtllm_pools,
     launch=LaunchCommand(
         words=("trtllm-serve",),
         image="nvcr.io/nvidia/tensorrt-llm/release",

@@ -177,8 +177,8 @@ def _translate(given: dict[str, Any], file: OptionsFile) -> dict[str, Any]:
 
 def _check_known_model(engine: Any, model: str) -> None:
     """Raise ConfigError for a known model of manager V1; most served names are of no known model."""
+    from understudy.engines.trtllm_pools import check_manager
     from understudy.groups import layers_of_model
-    from understudy.run.trtllm_memory import check_manager
 
     try:
         layers_of_model(model, block_size=engine.block_size)

@@ -1,10 +1,11 @@
-"""Names of blocks in TensorRT-LLM's KV events, by its three algorithms, without adapter and salt."""
+"""Names of blocks in TensorRT-LLM's KV events, where they are not those of the engine itself."""
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from understudy.engines.trtllm_config import TrtllmConfig
 
@@ -13,55 +14,18 @@ if TYPE_CHECKING:
 
     from understudy.engines.engine_config import EngineConfig
 
-_MASK = (1 << 64) - 1
-_ROOT = hashlib.sha256(b"\0").digest()
-"""Key of the root without adapter and salt."""
-
-
-class BlockHasher(Protocol):
-    """Chains the key of a block from the key of its parent."""
-
-    algorithm: str
-    """Name in the events."""
-    root: bytes
-    """Key behind which first blocks stand."""
-
-    def chain(self, parent: bytes, tokens: Sequence[int]) -> bytes:
-        """Return the key of a block."""
-        ...
-
-    def show(self, key: bytes) -> int | str:
-        """Return the key as events have it."""
-        ...
-
-
-class V1BlockKey:
-    """64 bits, mixed token by token: `v1_block_key`, the default."""
-
-    algorithm = "v1_block_key"
-    root = bytes(8)
-
-    def chain(self, parent: bytes, tokens: Sequence[int]) -> bytes:
-        """Return the key of a block."""
-        seed = len(tokens) ^ (int.from_bytes(parent, "big") * 0xBF58476D1CE4E5B9 & _MASK)
-        for token in tokens:
-            value = token & 0xFFFFFFFF
-            value = ((value >> 16) ^ value) * 0x45D9F3B & 0xFFFFFFFF
-            value = ((value >> 16) ^ value) * 0x45D9F3B & 0xFFFFFFFF
-            value = ((value >> 16) ^ value) + 0x9E3779B9 & 0xFFFFFFFF
-            seed ^= value + (seed << 6 & _MASK) + (seed >> 2) & _MASK
-        return seed.to_bytes(8, "big")
-
-    def show(self, key: bytes) -> int:
-        """Return the key as a number."""
-        return int.from_bytes(key, "big")
-
 
 class V2Sha256:
     """The key by which KV cache manager V2 itself finds a block: `v2_sha256`."""
 
     algorithm = "v2_sha256"
-    root = _ROOT
+    """Name in the events."""
+
+    def root(self, adapter: int | None, salt: int | None) -> bytes:
+        """Return the key behind which the first blocks of an adapter and a salt stand."""
+        given = [value for value in (adapter, salt) if value is not None]
+        mask = (adapter is not None) + 2 * (salt is not None)
+        return hashlib.sha256(struct.pack(f"<B{len(given)}Q", mask, *given)).digest()
 
     def chain(self, parent: bytes, tokens: Sequence[int]) -> bytes:
         """Return the digest of the parent's key and the tokens, four bytes each."""
@@ -84,15 +48,22 @@ class V2Sha256Short(V2Sha256):
         return int.from_bytes(key[:8], "big")
 
 
-_HASHERS: dict[str, BlockHasher] = {
-    "auto": V1BlockKey(),
-    "v1_block_key": V1BlockKey(),
+V1 = "v1_block_key"
+"""The default, which is the hash that the engine itself gives its blocks."""
+_HASHERS: dict[str, V2Sha256 | None] = {
+    "auto": None,
+    V1: None,
     "v2_sha256": V2Sha256(),
     "v2_sha256_64": V2Sha256Short(),
 }
 
 
-def find_hasher(engine: EngineConfig) -> BlockHasher:
-    """Return the hasher that the engine's settings name."""
-    name = engine.kv_cache_event_hash_algo if isinstance(engine, TrtllmConfig) else "auto"
-    return _HASHERS[name]
+def find_hasher(engine: EngineConfig) -> V2Sha256 | None:
+    """Return the hasher that the engine's settings name; None: blocks have the engine's own names."""
+    return _HASHERS[engine.kv_cache_event_hash_algo if isinstance(engine, TrtllmConfig) else "auto"]
+
+
+def name_algorithm(engine: EngineConfig) -> str:
+    """Return the algorithm by which events name blocks."""
+    hasher = find_hasher(engine)
+    return V1 if hasher is None else hasher.algorithm

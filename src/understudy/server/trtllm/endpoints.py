@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.engines.trtllm_salt import derive_salt
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, Problem, invalid_body
 from understudy.server.api.generation import Generation
@@ -19,7 +20,6 @@ from understudy.server.trtllm.openai import ChatStyle, CompletionStyle
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from understudy.http import Connection, Request
     from understudy.server.api.choice import Choice
     from understudy.server.api.fields import Fields
     from understudy.server.api.generation import Style
@@ -92,16 +92,15 @@ class TrtPlanner(Planner):
 
 
 class TrtGeneration(Generation):
-    """An answer whose tokens the log of KV events keeps."""
-
-    logs: tuple[CacheEventLog, ...] = ()
-    """Logs by rank; empty: no events are kept."""
+    """An answer whose engine gets its tokens, because it finds parts of blocks."""
 
     def _prepare(self, choice: Choice, rank: int, lora: str, first: int = 0) -> None:
         super()._prepare(choice, rank, lora, first)
-        if self.logs and choice.request is not None:
+        if (request := choice.request) is not None and request.identities is not None:
             outputs = np.array(choice.plan.tokens, dtype=np.uint32)
-            self.logs[rank].remember(choice.request, np.concatenate([choice.prompt, outputs]))
+            request.tokens = np.concatenate([choice.prompt, outputs])
+            salt = choice.sampling.cache_salt
+            request.salt = derive_salt(salt) if salt else None
 
 
 class TrtEndpoints(Endpoints):
@@ -114,23 +113,14 @@ class TrtEndpoints(Endpoints):
         self.reads = TrtReader(worker)
         self.planner = TrtPlanner(worker)
         engine: Any = worker.settings.engine
-        keep = 4096 + 4 * engine.num_gpu_blocks
         self.logs: tuple[CacheEventLog, ...] = ()
         """KV events by rank; empty without `event_buffer_max_size`."""
         if engine.event_buffer_max_size:
             hasher = find_hasher(engine)
-            self.logs = tuple(CacheEventLog(core, hasher, keep_blocks=keep) for core in worker.cores)
+            self.logs = tuple(CacheEventLog(core, hasher) for core in worker.cores)
 
     def _completion_style(self, read: Read) -> Style:
         return CompletionStyle(echo=read.echo, echo_text=read.echoed)
 
     def _chat_style(self, read: Read) -> Style:
         return ChatStyle(read.role)
-
-    def _open(
-        self, read: Read, style: Style, request: Request, connection: Connection, prefix: str
-    ) -> Generation:
-        generation = super()._open(read, style, request, connection, prefix)
-        if isinstance(generation, TrtGeneration):
-            generation.logs = self.logs
-        return generation

@@ -11,7 +11,7 @@ from understudy.server.api.developer import Later, PlainReply
 from understudy.server.api.fields import Fields, read_body
 from understudy.server.metrics.trtllm import TrtMetrics
 from understudy.server.sglang.routes import check_by_generating
-from understudy.server.trtllm.block_hash import find_hasher
+from understudy.server.trtllm.block_hash import name_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ class TrtRoutes:
         return 200, {
             "disaggregated_params": None,
             "max_batch_size": engine.max_num_seqs,
-            "kv_cache_hash_algo": find_hasher(engine).algorithm,
+            "kv_cache_hash_algo": name_algorithm(engine),
             "tokens_per_block": engine.block_size,
             "startup_metrics": {},
         }

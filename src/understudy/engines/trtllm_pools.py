@@ -25,7 +25,7 @@ _OTHERS = ("mamba", "chunked_local", "sliding_window_mla", "circular", "rswa")
 """Layers whose memory is not simulated."""
 
 
-def apply_trtllm_pool(
+def apply_trtllm_pools(
     gpu: GpuSettings, engine: TrtllmConfig, model: str, kv_dtype: str | None, *, has_blocks: bool
 ) -> tuple[TrtllmConfig, tuple[str, ...]]:
     """Set layers, bytes and pages of a model; return the engine and notes for the report.
