@@ -1,6 +1,6 @@
 """Replay traces of agents on Understudy and on NVIDIA Dynamo's Rust simulator, and print CPU seconds and their ratio.
 
-    python benchmarks/agents_vs_dynamo.py --weka weka-real-20.jsonl.gz --deltas aiperf-agentic-code.jsonl.gz
+    python benchmarks/agents_vs_dynamo.py --weka weka-real-20.jsonl.gz --deltas aiperf-agentic-code.jsonl.gz [--json]
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Each call is timed
 from opening the file to the finished report, after imports, in a process of its own, in CPU seconds of user and system;
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.publish import add_json_flag, publish
 from replay_vs_dynamo import PEER_NAME, peer_python
 
 OURS = """
@@ -73,24 +74,30 @@ def main() -> int:
     )
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
     parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
+    add_json_flag(parser)
     args = parser.parse_args()
     peer = peer_python(args.peer_venv)
-    for trace, lanes in ((args.weka, 8), (args.deltas, 0)):
+    rows: dict[str, dict[str, float]] = {}
+    for name, trace, lanes in (("Weka traces", args.weka, 8), ("AIPerf's deltas", args.deltas, 0)):
         ours = best([sys.executable, "-c", OURS, str(trace), str(lanes)], args.repeat)
         theirs = best(
             [str(peer), "-c", THEIRS, str(unzipped(trace, args.peer_venv)), str(lanes)], args.repeat
         )
-        print(f"\n{trace.name}")
-        for name, run in (("Understudy", ours), (PEER_NAME, theirs)):
-            print(
-                f"  {name:32} {run['cpu_s']:6.2f} s CPU ({run['whole_s']:.2f} with imports), {run['peak_mb']:5.0f} MB, "
-                f"reuse {run['hit']:.3f}, TTFT {run['ttft_ms']:,.0f} ms, {run['completed']:,} requests"
-            )
-        print(
-            f"  {theirs['cpu_s'] / ours['cpu_s']:.1f} times as fast "
-            f"({theirs['whole_s'] / ours['whole_s']:.1f} with imports)"
-        )
+        rows[name] = {**describe(ours), "Dynamo's time / ours": theirs["cpu_s"] / ours["cpu_s"]}
+        rows[f"{name}, {PEER_NAME}"] = describe(theirs)
+    publish("agents_vs_dynamo", rows, args.json)
     return 0
+
+
+def describe(run: dict[str, Any]) -> dict[str, float]:
+    """The columns of a run."""
+    return {
+        "time": run["cpu_s"],
+        "with imports": run["whole_s"],
+        "peak": round(run["peak_mb"]),
+        "TTFT, mean": run["ttft_ms"],
+        "reuse": run["hit"],
+    }
 
 
 def unzipped(trace: Path, folder: Path) -> Path:

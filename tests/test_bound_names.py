@@ -40,12 +40,7 @@ ONLY_TESTS = {
     ),
     **dict.fromkeys(
         (
-            *(
-                "BlockManager.scan",
-                "BlockStore.operations",
-                "RegisteredBlocks.clone",
-                "RegisteredBlocks.weak",
-            ),
+            *("BlockManager.scan", "BlockStore.operations", "RegisteredBlocks.weak"),
             *("RegisteredBlocks.set_reset_on_release", "StepOutcome.blocks_registered"),
         ),
         "the block store, compared with a reference; engines use it inside the core",

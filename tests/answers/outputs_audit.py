@@ -92,8 +92,10 @@ def the_page_says_the_same(evidence: Evidence) -> Iterator[Difference]:
     """Every figure of the page's distributions, totals and rates is one of the JSON."""
     report = evidence.report
     page = html.unescape(re.sub(r' data-tip="[^"]*" tabindex="0"', "", evidence.page))
-    columns = ("mean", "min", "max", "p99", "p95", "p90", "p75", "p50", "std")
     begin, end = page.index("<h2>Distributions</h2>"), page.index("<h2>Configuration</h2>")
+    heads = page[begin : page.index("</tr>", begin)]
+    columns = ["mean" if head == "avg" else head for head in re.findall(r"<th>(.*?)</th>", heads)[1:]]
+    yield "columns", sorted(columns), sorted(("mean", "min", "max", "p99", "p95", "p90", "p75", "p50", "std"))
     rows = dict(re.findall(r"<tr><td><span>(.*?)</span>.*?</td>(.*?)</tr>", page[begin:end]))
     totals = dict(
         re.findall(r"<div><span>(.*?)</span><span>(.*?)(?: <span.*?)?</span></div>", page[begin:end])

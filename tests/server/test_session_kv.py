@@ -60,6 +60,8 @@ def counts(run: Any) -> dict[str, float]:
 
 APART_NS = 2 * 10**9
 """Arrivals that lie further apart have the same order live; a busy machine may swap others."""
+ROUNDING_NS = 20 * 10**6
+"""A timer of the event loop may fire a millisecond early, which is this much at twenty times the speed."""
 
 
 def require_same_order_and_counts(live: Any, offline: Any) -> None:
@@ -78,7 +80,7 @@ def require_arrivals_by_the_rule(workload: Workload, live: Any) -> None:
     for row in range(len(workload)):
         for at in range(graph.dependency_offsets[row], graph.dependency_offsets[row + 1]):
             event = events[graph.dependency_triggers[at]][graph.dependency_rows[at]]
-            assert timeline.arrival_ns[row] >= event + graph.dependency_delay_ns[at]
+            assert timeline.arrival_ns[row] >= event + graph.dependency_delay_ns[at] - ROUNDING_NS
 
 
 @pytest.mark.parametrize(
