@@ -222,3 +222,32 @@ def test_arrivals_and_reuse_equal_dynamos(run: dict[str, Any]) -> None:
         assert timeline.arrival_ns[row] / 1e6 == pytest.approx(arrival_ms, abs=pass_ms), name
         assert timeline.finish_ns[row] / 1e6 == pytest.approx(finish_ms, abs=2 * pass_ms), name
         assert timeline.cached_tokens_first[row] == reused, name
+
+
+CHAINS = [run for run in RUNS if run["format"] in ("mooncake-delta", "applied_compute_agentic")]
+
+
+@pytest.mark.parametrize("run", CHAINS, ids=[f"{one['file']}-{one['prefill_ms']}" for one in CHAINS])
+def test_chains_of_turns_equal_dynamos_in_arrivals_and_reuse(run: dict[str, Any]) -> None:
+    if run["format"] == "mooncake-delta":
+        workload = read_trace(GOLDEN / run["file"], format="mooncake-delta", trace_block_size=64)
+        load: OpenLoop | ClosedLoop = OpenLoop()
+    else:
+        workload = read_trace(GOLDEN / run["file"], format="applied-compute")
+        load = ClosedLoop(run["options"]["replay_concurrency"])
+    timing = FixedPasses(run["prefill_ms"], run["decode_ms"])
+    timeline = play(workload, load, timing=timing)
+    ours = sorted(
+        zip(
+            timeline.prompt_tokens.tolist(),
+            (timeline.arrival_ns / 1e6).tolist(),
+            (timeline.finish_ns / 1e6).tolist(),
+            timeline.cached_tokens_first.tolist(),
+            strict=True,
+        )
+    )
+    theirs = sorted((one[6], one[3], one[5], one[8]) for one in run["requests"])
+    assert [row[:3] for row in ours] == [row[:3] for row in theirs]
+    # An engine also caches the block in which a prompt ends and its answer begins; Dynamo's answers have no content.
+    answered = 64 if run["format"] == "applied_compute_agentic" else 0
+    assert [row[3] for row in ours] == [row[3] + (answered if row[3] else 0) for row in theirs]
