@@ -28,24 +28,32 @@ void Fleet::open_sessions() {
 // A request of the session arrives: it sleeps no longer. Its hold stays until the request has ended.
 void Fleet::wake_session(std::uint64_t row) {
   SessionKeeper::Session& session = sessions_->of(session_of(row));
-  session.last_gap_ns = session.is_asleep ? now_ns_ - session.since_ns : -1;
+  if (session.is_asleep) {
+    session.last_gap_ns = now_ns_ - session.since_ns;
+  } else if (session.open == 0) {
+    session.last_gap_ns = -1;
+  }
   session.is_asleep = false;
+  ++session.open;
   cancel_entry(session.timer);
 }
 
-// A request has ended. The policy is asked at this time, but after everything that ends now.
+// A request has ended, and the session sleeps unless another of its requests is open. The policy is asked at this time,
+// but after everything that ends now.
 void Fleet::put_to_sleep(std::uint64_t row) {
   SessionKeeper::Session& session = sessions_->of(session_of(row));
+  if (session.open > 0) --session.open;
+  if (worker_of_[row] >= 0 && !session.has_begun) {
+    session.has_begun = true;
+    session.first_cached_tokens = static_cast<std::uint32_t>(columns_.result().cached_tokens_first[row]);
+  }
+  if (session.open > 0) return;
   cancel_entry(session.timer);
   session.row = row;
   session.since_ns = now_ns_;
   session.worker = worker_of_[row];
   session.is_asleep = session.worker >= 0;
   if (!session.is_asleep) return;  // it was rejected
-  if (!session.has_begun) {
-    session.has_begun = true;
-    session.first_cached_tokens = static_cast<std::uint32_t>(columns_.result().cached_tokens_first[row]);
-  }
   session.timer = queue_.push(now_ns_, EventClass::Session, row, session_of(row));
 }
 

@@ -45,6 +45,7 @@ class SessionKeeper {
     std::int64_t last_gap_ns = -1;
     std::uint64_t row = 0;
     std::uint32_t first_cached_tokens = 0;
+    std::uint32_t open = 0;    // requests that have arrived and not ended
     std::int32_t worker = -1;  // of that row
     std::int32_t holder = -1;  // worker with its hold
     bool has_begun = false;

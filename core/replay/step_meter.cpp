@@ -1,7 +1,6 @@
 #include "replay/step_meter.hpp"
 
 #include <algorithm>
-#include <ranges>
 
 namespace understudy {
 
@@ -32,7 +31,8 @@ void StepMeter::measure(Engine& engine, std::span<const SentRequest> sent, Worke
   // The engine describes no step: the last requests wait, and those with tokens run before others.
   std::size_t waiting = now.waiting + now.parked;
   for (const bool has_tokens : {false, true}) {
-    for (const SentRequest& request : sent | std::views::reverse) {
+    for (auto at = sent.rbegin(); at != sent.rend(); ++at) {  // clang 14 lacks std::views::reverse
+      const SentRequest& request = *at;
       if (request.has_tokens != has_tokens) continue;
       const bool waits = waiting > 0;
       waiting -= waits ? 1 : 0;

@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from replay.test_plays import FixedPasses
+from replay.test_plays import DIAMOND, FixedPasses
+from replay.test_plays import make as make_plays
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.run_plan import RunPlan
 from understudy.run.session_kv import GapPredictor, Keep, SessionKv
 from understudy.tiers.settings import TiersConfig
-from understudy.workload import Workload
+from understudy.workload import Plays, Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,6 +209,28 @@ class Recorder:
         if sleep.asleep_ns:
             return Keep(["unhold"])
         return Keep(["hold"], 0.25)
+
+
+def test_a_session_sleeps_once_none_of_its_requests_is_open() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Watch:
+        """Notes for which request it is asked, and when."""
+
+        def on_sleep(self, sleep: SessionSleep) -> Keep:
+            asked.append((sleep.row, sleep.now_ns))
+            return Keep([])
+
+    workload = make_plays(DIAMOND, [0] * 4, session=np.zeros(4, np.int32), turn=np.arange(4, dtype=np.int32))
+    timeline = run(workload, SessionKv(policy=Watch), load=Plays(clock="recorded")).timeline
+    spans = list(zip(timeline.arrival_ns.tolist(), timeline.finish_ns.tolist(), strict=True))
+    alone = [
+        (row, end)
+        for row, (_, end) in enumerate(spans)
+        if not any(first <= end < last for first, last in spans)
+    ]
+    assert len(alone) < 4
+    assert asked == sorted(alone, key=lambda one: one[1])
 
 
 def test_a_policy_of_the_users_is_asked_at_each_sleep_and_when_it_wants() -> None:
