@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import understudy as us
 from replay.test_endpoint import endpoint
 from test_schemas import check
 from understudy.cli import main
+from understudy.cli.load import _is_open
 from understudy.errors import ConfigError
-from understudy.online.completions import Endpoint
+from understudy.online.completions import Completions, Endpoint
 from understudy.online.knee import MOST_LOADS, find_knee
 from understudy.online.load import draw_requests, run_load
 from understudy.online.load_result import LoadResult
@@ -184,6 +186,8 @@ def test_failures_are_counted_and_named(capsys: pytest.CaptureFixture[str]) -> N
         (["--users", "0", "--isl", "1", "--osl", "1"], "'0' is not a list of numbers"),
         (["--users", "1", "--isl", "1", "--osl", "1", "--first", "2"], "--first is for"),
         (["--rate", "1", "--isl", "1", "--osl", "1", "--num-prompts", "0"], "--num-prompts must be"),
+        (["--users", "knee", "--isl", "1", "--osl", "1", "--first", "1.5"], "--first must be whole users"),
+        (["--users", "1", "--isl", "1", "--osl", "1", "--timeout-s", "inf"], "timeout"),
     ],
 )
 def test_flags_that_contradict_are_named(
@@ -204,3 +208,44 @@ def test_what_cannot_be_sent_is_refused() -> None:
         run_load(Endpoint(url="http://h", model="m"), make(9, 1, 1, rate=None, least=1.0, seed=0))
     with pytest.raises(ConfigError, match="url must begin with http"):
         Endpoint(url="h:1", model="m")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://[::1"])
+def test_a_url_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(ConfigError, match="url"):
+        Endpoint(url=url, model="m")
+
+
+def test_a_key_that_no_header_carries_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match="API key") as refused:
+        Endpoint(url="http://h", model="m", api_key="secret\nsecret")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"null",
+        b'{"choices": [null]}',
+        b'{"choices": [{"delta": "x"}]}',
+        b'"\xff"',
+        b'{"choices": [], "usage": {"prompt_tokens": null, "completion_tokens": 99999999999, "extra": {}}}',
+        b'{"choices": [], "error": null}',
+    ],
+)
+def test_a_stream_of_anything_fails_its_own_request_at_most(chunk: bytes) -> None:
+    workload = draw_requests(16, 2, 1, rate=None, least=1.0, seed=0)
+    client = Completions(Endpoint(url="http://h", model="m"), workload, ThreadPoolExecutor(1))
+    try:
+        client._read_chunk(0, chunk)
+    except (ValueError, TypeError, AttributeError):
+        return  # `_request` names it as this request's error
+    found = client.result()
+    assert (found.prompt_tokens[0], found.output_tokens[0], found.errors) == (-1, -1, {})
+
+
+def test_a_knee_above_all_loads_is_open() -> None:
+    results = [a_result(1.0, 100.0), a_result(2.0, 100.0)]
+    assert _is_open(2.0, results)
+    assert not _is_open(1.0, results)
+    assert not _is_open(None, results)

@@ -11,6 +11,7 @@ import pytest
 from server.client import Client
 from server.handoff_pair import runs, serving, until
 from server.push_pair import ask, bootstrap_port, is_empty, make_side, meet
+from understudy._core import HandOffLinks, LiveNet
 from understudy.errors import ConfigError
 from understudy.server.flags.serving import read_serve
 
@@ -339,3 +340,12 @@ def test_limits_of_time_are_those_of_sglangs_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "soon")
     with pytest.raises(ConfigError, match="SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL must be a number"):
         read_serve(line)
+
+
+@pytest.mark.parametrize("prefills", [True, False])
+def test_an_engine_that_is_lost_takes_its_own_requests_with_it(prefills: bool) -> None:
+    net = LiveNet(HandOffLinks())
+    worker = net.add_worker(produces=prefills, consumes=not prefills)
+    net.pushes.open_alone(7, worker, prefills=prefills)
+    net.pushes.abandon(worker, 1000)
+    net.pushes.open_alone(7, worker, prefills=prefills)  # the room is free

@@ -81,7 +81,9 @@ void PushNet::abandon(std::uint32_t worker, std::int64_t now_ns) {
   std::ranges::sort(lost);
   for (const RequestId id : lost) {
     Transfer& transfer = transfers_.at(id);
-    const Side side = transfer.workers[kPrefill] == worker ? kPrefill : kDecode;
+    // A request of the decode side alone has its worker at both ends.
+    const bool decodes = transfer.workers[kPrefill] != worker || (transfer.alone && transfer.has_left[kPrefill]);
+    const Side side = decodes ? kDecode : kPrefill;
     const Side other = side == kPrefill ? kDecode : kPrefill;
     if (transfer.done_ns == kNever) mark_failed(id, transfer, other, now_ns);
     transfer.has_left[side] = true;

@@ -95,6 +95,7 @@ bool Scheduler::yield_hold(std::int64_t now_ns) {
   std::optional<KvRequest> held = held_.take_oldest(now_ns);
   if (!held) return false;
   kv_.release(*held);
+  refusal_ = {};  // what the head lacked before
   return true;
 }
 

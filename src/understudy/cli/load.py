@@ -155,6 +155,8 @@ def run(args: argparse.Namespace) -> int:
     if levels is None:
         if args.goal is not None and not 0 < args.goal <= 1:
             raise ConfigError(f"--goal must be above 0 and at most 1, got {args.goal:g}")
+        if args.first is not None and kind == "users" and (args.first < 1 or args.first % 1):
+            raise ConfigError(f"--first must be whole users, at least 1, got {args.first:g}")
         knee, results = find_knee(measure, args.first or 1.0, args.goal, whole=kind == "users")
     else:
         results = [measure(level) for level in levels]
@@ -170,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
             "url": args.url,
             "model": args.model,
             "kind": kind,
-            "knee": knee,
+            "knee": None if _is_open(knee, results) else knee,
             "loads": [one.to_dict() for one in results],
         }
         with create(args.json) as file:
@@ -264,7 +266,8 @@ def _make_measure(
             )
         else:
             workload = trace if args.num_prompts is None else trace.head(args.num_prompts)
-            workload = workload.scale_arrival_rate(args.arrival_rate_scale or 1.0)
+            scale = 1.0 if args.arrival_rate_scale is None else args.arrival_rate_scale
+            workload = workload.scale_arrival_rate(scale)
         runs += 1
         label = (
             "trace"
@@ -280,6 +283,11 @@ def _make_measure(
     return measure
 
 
+def _is_open(knee: float | None, results: list[LoadResult]) -> bool:
+    """Whether the highest load of a search was served: the knee lies above it."""
+    return knee is not None and knee == max(one.level for one in results if one.level is not None)
+
+
 def _print(
     results: list[LoadResult], searched: bool, knee: float | None, kind: str, last: LoadResult
 ) -> None:
@@ -287,6 +295,8 @@ def _print(
         unit = "requests/s" if kind == "rate" else "users"
         if knee is None:
             print(f"Knee: below {results[0].label}; start lower with --first\n")
+        elif _is_open(knee, results):
+            print(f"Knee: not found, above {last.label}; send more requests (--num-prompts)\n")
         else:
             print(f"Knee: {knee:g} {unit}, {last.output_tokens_per_s:,.0f} output tokens/s\n")
     has_goal = any(one.in_time is not None for one in results)

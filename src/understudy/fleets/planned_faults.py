@@ -87,7 +87,10 @@ class PlannedFaults:
     @property
     def may_return(self) -> bool:
         """Whether a worker that has crashed will be back."""
-        return any(timer is not None for timer in self._returns.values())
+        return any(
+            timer is not None and not self._servers[worker].app.stopped
+            for worker, timer in self._returns.items()
+        )
 
     def stays_away(self, worker: int) -> bool:
         """Return whether a worker has crashed and no fault brings it back."""
@@ -100,7 +103,7 @@ class PlannedFaults:
             timer.cancel()
         server = self._servers[worker]
         server.worker.is_down = False
-        server.app.dead = False
+        server.app.dead = server.app.faults.is_dead
         planned = server.app.faults.planned
         for number in [number for number, row in planned.items() if row["kind"] == "kill"]:
             del planned[number]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,9 @@ class EndpointRun:
     """Answers other than 200, by row."""
 
 
+MOST_TIMEOUT_S = 1e6
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
     """Where requests go, and how they are written."""
@@ -74,9 +79,22 @@ class Endpoint:
     """Ask for exact lengths of answers, which is an extension of vLLM, SGLang and others."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError as error:
+            raise ConfigError(f"url: {error}; got {self.url!r}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url must begin with http:// or https://, got {self.url!r}")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"url: {error}; got {self.url!r}") from None
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("the API key has characters that no header can carry; set OPENAI_API_KEY again")
+        if not 0 < self.timeout_s <= MOST_TIMEOUT_S:
+            raise ConfigError(
+                f"timeout_s must be above 0 and at most {MOST_TIMEOUT_S:g}, got {self.timeout_s:g}"
+            )
         if self.vocabulary <= SPECIAL_TOKENS:
             raise ConfigError(f"vocabulary must be above {SPECIAL_TOKENS}, got {self.vocabulary}")
 
@@ -114,6 +132,7 @@ class Completions:
         self._counts = {name: np.full(rows, -1, np.int32) for name in ("prompt", "output", "cached")}
         self._chunks = np.zeros(rows, np.int32)
         self._errors: dict[int, str] = {}
+        self._open: set[http.client.HTTPConnection] = set()
         self._ended = 0
         self._began_ns = time.monotonic_ns()
 
@@ -152,8 +171,16 @@ class Completions:
             errors=self._errors,
         )
 
+    def abort(self) -> None:
+        """Break off all answers, so that the threads that read them end."""
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
     def _request(self, row: int, told: dict[str, str]) -> None:
         connection = self._endpoint.connect()
+        self._open.add(connection)
         try:
             connection.request("POST", self._endpoint.path, self._body(row), {**self._headers(row), **told})
             response = connection.getresponse()
@@ -163,15 +190,17 @@ class Completions:
             for line in response:
                 if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                     self._read_chunk(row, line[5:])
-        except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError) as error:
+            # The endpoint may send anything: what is no answer of this API fails this request alone.
             self._errors[row] = f"{type(error).__name__}: {error}"
         finally:
             self._times["finish"][row] = self.now_ns()
+            self._open.discard(connection)
             connection.close()
 
     def _read_chunk(self, row: int, text: bytes) -> None:
         chunk = json.loads(text)
-        if "error" in chunk:
+        if chunk.get("error"):
             self._errors[row] = f"in the stream: {json.dumps(chunk['error'])[:300]}"
         choices = chunk.get("choices")
         if choices and _has_content(choices[0]):
@@ -182,10 +211,10 @@ class Completions:
             self._chunks[row] += 1
         usage = chunk.get("usage")
         if usage:
-            self._counts["prompt"][row] = usage.get("prompt_tokens", -1)
-            self._counts["output"][row] = usage.get("completion_tokens", -1)
             details = usage.get("prompt_tokens_details") or {}
-            self._counts["cached"][row] = details.get("cached_tokens", -1)
+            self._counts["prompt"][row] = _read_count(usage.get("prompt_tokens"))
+            self._counts["output"][row] = _read_count(usage.get("completion_tokens"))
+            self._counts["cached"][row] = _read_count(details.get("cached_tokens"))
 
     def _body(self, row: int) -> bytes:
         endpoint, workload = self._endpoint, self._workload
@@ -224,3 +253,8 @@ def _has_content(choice: dict[str, Any]) -> bool:
         delta = choice["delta"] or {}
         return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
     return True
+
+
+def _read_count(value: object) -> int:
+    """Return a number of tokens; -1 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else -1

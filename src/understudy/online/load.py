@@ -74,12 +74,17 @@ async def _run(
     most = len(heads) if users is None else min(users, len(heads))
     with ThreadPoolExecutor(max(min(MOST_THREADS, most), 1)) as threads:
         client = Completions(endpoint, workload, threads, progress=progress)
-        if users is None:
-            due = workload.arrival_ns
-            await asyncio.gather(*(_send_session(client, workload, row, int(due[row])) for row in heads))
-        else:
-            waiting = iter(heads)
-            await asyncio.gather(*(_be_user(client, workload, waiting) for _ in range(most)))
+        try:
+            if users is None:
+                due = workload.arrival_ns
+                await asyncio.gather(*(_send_session(client, workload, row, int(due[row])) for row in heads))
+            else:
+                waiting = iter(heads)
+                await asyncio.gather(*(_be_user(client, workload, waiting) for _ in range(most)))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            client.abort()
+            raise
     return client.result()
 
 

@@ -224,7 +224,8 @@ class TimedPolicy:
         now = [action for time_s, action in due if time_s <= asleep_s + 1e-9]
         later = [(time_s, action) for time_s, action in due if time_s > asleep_s + 1e-9]
         if "prefetch" in now and self._settings.prefetch == "predicted":
-            later += self._predict(sleep.session, asleep_s + self._settings.prefetch_lead_s)
+            # Above the prediction that has just come true, whatever the sum was rounded to.
+            later += self._predict(sleep.session, asleep_s + self._settings.prefetch_lead_s + 1e-9)
         self._due[sleep.session] = later
         if not later:
             self._due.pop(sleep.session)

@@ -253,12 +253,17 @@ class Faults:
 
     def _apply(self, what: str, order: FaultOrder, *, on: bool) -> None:
         if what == "engine":
-            self._mark_dead(on)
+            self._mark_dead(on or self._worker.is_down)
         elif what == "events":
             for sender in self._worker.senders:
                 sender.stopped = on
         else:
             self._worker.slow_links(order.tier, order.factor if on else 1.0)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether an order keeps the engine dead."""
+        return "engine" in self._active
 
     def before(self, request: Request, connection: Connection) -> bool:
         """Apply faults to a request. True when a fault answers it, now or later."""

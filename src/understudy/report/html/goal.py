@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,9 @@ def goal_line(report: ReportData) -> str:
             f'<span class="limit{state}">{label} p99 <b>{escape(value)}</b> of {escape(latency_label(limit))}</span>'
         )
     verdict = "Goal met" if is_met else "Goal missed"
-    share = quantity(goodput.ratio, "ratio")
+    # A goal that is missed does not round up to what is wanted.
+    ratio = goodput.ratio if is_met else min(goodput.ratio, math.floor(goodput.ratio * 1000) / 1000)
+    share = quantity(ratio, "ratio")
     return (
         f'<section class="goal {"met" if is_met else "missed"}"><b class="said">{verdict}</b>'
         f"<span>{share} of requests in time, {100 * GOAL:g} % wanted</span>{''.join(items)}</section>"

@@ -160,10 +160,14 @@ class Generation:
             self._prepare(choice, rank, lora, first)
             request = choice.request
             assert request is not None
+            if lost.session is not None:
+                request.session = lost.session
             try:
                 worker.submit(request, rank)
             except InvalidArgument as error:
                 raise ApiError(str(error)) from None
+            if request.session is not None:
+                request.session.on_submit(worker.cores[rank], request)
             request.arrival_ns = lost.arrival_ns  # as its client sees it
             if first:
                 request.first_token_ns, request.last_token_ns = lost.first_token_ns, lost.last_token_ns
