@@ -147,8 +147,8 @@ class Completions:
         self._times["due"][row] = due_ns
         self._times["arrival"][row] = self.now_ns()
         on_dispatch()
-        told = {SESSION: self._session_name(row)} if self._teller is None else self._teller.send(row)
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._request, row, told)
+        session = {SESSION: self._session_name(row)} if self._teller is None else self._teller.send(row)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._request, row, session)
         if self._teller is not None:
             self._teller.on_answer(row)
         self._ended += 1
@@ -178,11 +178,13 @@ class Completions:
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _request(self, row: int, told: dict[str, str]) -> None:
+    def _request(self, row: int, session: dict[str, str]) -> None:
+        """Send a row, with the headers of its session, and read its answer."""
         connection = self._endpoint.connect()
         self._open.add(connection)
         try:
-            connection.request("POST", self._endpoint.path, self._body(row), {**self._headers(row), **told})
+            headers = {**self._headers(row), **session}
+            connection.request("POST", self._endpoint.path, self._body(row), headers)
             response = connection.getresponse()
             if response.status != 200:
                 self._errors[row] = f"{response.status}: {response.read(300).decode('utf-8', 'replace')}"
